@@ -1,0 +1,52 @@
+"""Offline LLM inference over a dataset: plan, run, resume, publish. Importing this imports no torch."""
+
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchrun.api import generate as generate
+    from batchrun.api import plan as plan
+    from batchrun.api import submit as submit
+    from batchrun.engine.request import SamplingParams as SamplingParams
+    from batchrun.job import Job as Job
+
+_HOMES = {
+    "Job": "batchrun.job",
+    "SamplingParams": "batchrun.engine.request",
+    "generate": "batchrun.api",
+    "submit": "batchrun.api",
+}
+__all__ = ["Job", "SamplingParams", "__version__", "generate", "plan", "submit"]
+
+
+class _Package(ModuleType):
+    """Keeps `batchrun.plan` the function.
+
+    Importing the subpackage of the same name would put the module there; `from batchrun.plan import …` still works.
+    """
+
+    @property
+    def plan(self) -> Any:
+        return import_module("batchrun.api").plan
+
+    @plan.setter
+    def plan(self, module: ModuleType) -> None:
+        pass
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("batchrun")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'batchrun' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+sys.modules[__name__].__class__ = _Package

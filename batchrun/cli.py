@@ -1,0 +1,84 @@
+"""The command `batchrun`: finds the subcommand, and is the one place where an error becomes a line and an exit code.
+
+Subcommands are imported when they are called, so that `status` pays for nothing but itself.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from batchrun.errors import BatchrunError, Interrupted, UsageError
+from batchrun.nearest import nearest
+from batchrun.observe.printable import one_line
+
+_COMMANDS = {
+    "plan": "batchrun.cli_run",
+    "submit": "batchrun.cli_run",
+    "resume": "batchrun.cli_run",
+    "status": "batchrun.cli_status",
+    "verify": "batchrun.cli_status",
+    "doctor": "batchrun.cli_status",
+}
+
+
+def dashed(token: str) -> str:
+    """Option names may be typed with underscores."""
+    return token.replace("_", "-")
+
+
+class Batchrun(click.Group):
+    """A group that knows its commands' homes, and the error boundary of the program."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command = getattr(import_module(_COMMANDS[name]), name)
+        assert isinstance(command, click.Command), command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            close = nearest(args[0], _COMMANDS)
+            remedy = f"did you mean {close!r}?" if close else f"there are {', '.join(_COMMANDS)}"
+            raise UsageError(f"no such command {args[0]!r}; {remedy}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> None:  # type: ignore[override]
+        """Runs the program and exits; never returns."""
+        sys.exit(self._run(args, prog_name, extra | {"standalone_mode": False}))
+
+    def _run(self, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]) -> int:
+        try:
+            code = super().main(args, prog_name, **extra)
+        except BatchrunError as error:
+            return complain(error)
+        except click.ClickException as error:
+            return complain(UsageError(error.format_message()))
+        except (click.Abort, KeyboardInterrupt):
+            return complain(Interrupted("interrupted; the same command goes on from here"))
+        return code if isinstance(code, int) else 0
+
+
+def complain(error: BatchrunError) -> int:
+    """Says what went wrong in one line on stderr; the exit code for it."""
+    click.echo(f"error: {one_line(str(error))}", err=True)
+    return error.exit_code
+
+
+@click.group(cls=Batchrun, context_settings={"token_normalize_func": dashed, "help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="batchrun", message="%(package)s %(version)s")
+def batchrun() -> None:
+    """Run an LLM over every row of a dataset, offline: plan, run, resume, publish.
+
+    The same command again goes on where it stopped.
+
+    Example: batchrun submit reviews.parquet --prompt-col text --max-tokens 64 -o out/reviews
+    """

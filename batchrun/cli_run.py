@@ -1,0 +1,105 @@
+"""The commands that work: plan, submit, resume. Each is: load, one library call, report.
+
+The library is imported when a command runs, not for its `--help`.
+"""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from batchrun.cli import complain
+from batchrun.cli_options import Console, JobCommand, console_options, job_options, load_console, load_job
+from batchrun.cli_report import plan_as_dict, plan_text, summary_text
+from batchrun.cli_signals import giving_way, stopping_on_signals
+from batchrun.errors import DataError
+from batchrun.observe.events import Observe
+from batchrun.observe.log import LOGGER, logging_to
+from batchrun.observe.progress import make_observer
+from batchrun.outcome import Outcome
+from batchrun.stop import StopRequest
+
+
+@click.command(cls=JobCommand, params=job_options())
+def plan(**given: Any) -> None:
+    """Read, render, tokenise and sort the input; write the plan and print it.
+
+    Needs no accelerator and loads no weights.
+
+    Example: batchrun plan reviews.parquet --prompt-col text -o out/reviews
+    """
+    from batchrun import api
+
+    console, job = load_console(given), load_job(given)
+    with _talking(console) as observe:
+        made = api.plan(job, observe)
+    click.echo(json.dumps(plan_as_dict(made)) if console.json else plan_text(made))
+
+
+@click.command(cls=JobCommand, params=job_options())
+def submit(**given: Any) -> None:
+    """Plan, run and publish, in the foreground; the same command again resumes.
+
+    Prints the folder of the result. A complete job is left as it is.
+
+    Example: batchrun submit reviews.parquet --prompt-col text --max-tokens 64 -o out/reviews
+    """
+    from batchrun import api
+
+    console, job = load_console(given), load_job(given)
+    _run(console, lambda observe, stop: api.submit(job, observe, stop))
+
+
+@click.command(cls=JobCommand, params=[click.Argument(["output"], metavar="OUT"), *console_options()])
+def resume(output: str, **given: Any) -> None:
+    """Go on with the job of OUT as it was stored.
+
+    Example: batchrun resume out/reviews
+    """
+    from batchrun import api
+
+    _run(load_console(given), lambda observe, stop: api.resume(Path(output).absolute(), observe, stop))
+
+
+def _run(console: Console, work: Callable[[Observe, StopRequest], Outcome]) -> None:
+    """Runs a job and reports; exits 65 when too many rows failed."""
+    stop = StopRequest()
+    with _talking(console) as observe:
+        with stopping_on_signals(stop):
+            outcome = work(giving_way(observe, stop), stop)
+        if console.log_format == "json":
+            LOGGER.info("summary", extra={"fields": outcome.as_dict()})
+        elif not console.quiet:
+            click.echo(summary_text(outcome), err=True)
+    exit_code = _complain_of_errors(outcome)
+    # Last of all, so that a script that merges the streams finds the result in the last line.
+    click.echo(json.dumps(outcome.as_dict()) if console.json else str(outcome.output))
+    sys.exit(exit_code)
+
+
+def _complain_of_errors(outcome: Outcome) -> int:
+    try:
+        outcome.check_budget()
+    except DataError as error:
+        return complain(error)
+    return 0
+
+
+@contextmanager
+def _talking(console: Console) -> Iterator[Observe]:
+    """Log lines and progress on stderr as the console wants them."""
+    stream = click.get_text_stream("stderr")
+    level = logging.WARNING if console.quiet else logging.DEBUG if console.verbose else logging.INFO
+    mode = "none" if console.quiet else console.progress
+    with logging_to(stream, console.log_format, level):
+        observer = make_observer(mode, stream, LOGGER, time.monotonic)
+        try:
+            yield observer
+        finally:
+            observer.close()

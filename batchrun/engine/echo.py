@@ -1,0 +1,90 @@
+"""A model without weights, to rehearse a job and to test everything around a model.
+
+What it keeps as keys and values are the token and its position themselves. To choose the next token it reads the
+whole context back through the block table and hashes it, so a wrong block, a stale prefix, a lost swap or a
+position off by one changes the answer, exactly and without floats. It answers in lower-case letters.
+"""
+
+import zlib
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchrun.engine.request import TokenIds
+from batchrun.engine.step import Item, Sampled, ScheduledBatch
+
+FIRST_BYTE = 3  # ids below are padding, beginning and end of text
+EOS_TOKEN_ID = 2
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", dtype=np.uint8)
+_UNREAD = -1
+
+
+class EchoRunner:
+    """Implements `Runner` on two integer arrays; a block costs 8 bytes a token.
+
+    A row's length is decided by the hash as well: each token is the end of text with probability
+    1 / `mean_output_len`.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_slots: int = 0, mean_output_len: int = 24) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.num_host_slots = num_host_slots
+        self.block_bytes = 8 * block_size
+        self._pool = np.full((num_blocks, block_size), _UNREAD, dtype=np.int64)
+        self._host = np.full((num_host_slots, block_size), _UNREAD, dtype=np.int64)
+        self._mean_output_len = mean_output_len
+
+    def execute(self, batch: ScheduledBatch) -> Sampled:
+        """Swaps, writes every token of the step, copies slots, and only then reads."""
+        num_swapped = 0
+        for out in batch.swap_outs:
+            self._host[list(out.host_slots)] = self._pool[list(out.blocks)]
+            num_swapped += len(out.blocks)
+        for back in batch.swap_ins:
+            self._pool[list(back.blocks)] = self._host[list(back.host_slots)]
+            num_swapped += len(back.blocks)
+        slots = self._pool.reshape(-1)
+        for item in batch.items:
+            self._write(slots, item)
+        for source, destination in batch.slot_copies:
+            slots[destination] = slots[source]
+        tokens = [self._next(item) for item in batch.sampled]
+        return Sampled(np.array(tokens, dtype=np.int32), swap_bytes=num_swapped * self.block_bytes)
+
+    def _write(self, slots: NDArray[np.int64], item: Item) -> None:
+        positions = np.arange(item.start, item.start + item.num_tokens)
+        blocks = np.asarray(item.sequence.block_table)[positions // self.block_size]
+        slots[blocks * self.block_size + positions % self.block_size] = entries(
+            item.sequence.tokens[item.start : item.start + item.num_tokens], item.start
+        )
+
+    def _next(self, item: Item) -> int:
+        end = item.start + item.num_tokens
+        read = self._pool[item.sequence.block_table].reshape(-1)[:end]
+        return choose(read, self._mean_output_len)
+
+
+def entries(tokens: TokenIds, start: int) -> NDArray[np.int64]:
+    """What stands for the keys and values of tokens from position `start` on; int64 [num_tokens]."""
+    positions = np.arange(start, start + len(tokens), dtype=np.int64)
+    return (positions << 32) | tokens.astype(np.int64)
+
+
+def choose(context: NDArray[np.int64], mean_output_len: int) -> int:
+    """The token that follows this context."""
+    digest = zlib.crc32(context.tobytes())
+    if digest % mean_output_len == 0:
+        return EOS_TOKEN_ID
+    return FIRST_BYTE + int(_LETTERS[(digest >> 8) % len(_LETTERS)])
+
+
+def answer(prompt: TokenIds, max_tokens: int, mean_output_len: int, ends_at: Iterable[int]) -> list[int]:
+    """The oracle: what the model answers a prompt, with no engine at all."""
+    tokens, endings = list(prompt), set(ends_at)
+    for _ in range(max_tokens):
+        tokens.append(choose(entries(np.array(tokens, dtype=np.int32), 0), mean_output_len))
+        if tokens[-1] in endings:
+            break
+    return tokens[len(prompt) :]

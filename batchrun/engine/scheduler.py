@@ -1,0 +1,501 @@
+"""Decides every step: which tokens of which sequences are computed, in which blocks, and who has to make room.
+
+There are no phases. A step spends a budget of tokens on closing the gap between what a sequence has and what is
+computed of it. Knows token ids and integers; no tensor, text, clock or randomness. Work per step is O(running +
+admitted), whatever waits. Iteration-level scheduling follows Orca (Yu et al., OSDI 2022, section 3), paged blocks
+vLLM (Kwon et al., SOSP 2023, section 4).
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from batchrun.engine.blocks import BlockPool
+from batchrun.engine.lengths import OutputLengths
+from batchrun.engine.policies import POLICIES, Pass, Schedule
+from batchrun.engine.preemption import Costs, Preemption, choose_victim, choose_way
+from batchrun.engine.radix import Prefix, RadixTree, common_len
+from batchrun.engine.request import Completion, FinishReason, Request, TokenIds
+from batchrun.engine.sequence import Sequence, Swapped
+from batchrun.engine.statistics import Counters, Statistics
+from batchrun.engine.step import Item, Sampled, ScheduledBatch, SwapIn, SwapOut
+from batchrun.errors import EngineFailed
+
+FindStop = Callable[[Sequence], str | None]
+
+_MAX_SKIPS = 256  # rows that may pass one that does not fit, before it goes first
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`num_blocks` of `block_size` tokens, `num_host_slots` of the same size, and the limits of a step."""
+
+    num_blocks: int
+    num_host_slots: int
+    block_size: int
+    block_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    eos_token_ids: frozenset[int]
+    schedule: Schedule = "chunked"
+    preemption: Preemption = "auto"
+    prefix_caching: bool = True
+
+
+class _Step:
+    """The step being put together."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.counts: dict[Sequence, int] = {}
+        self.preempted: Sequence | None = None
+        self.reserved = 0  # blocks the running sequences are expected to need still
+        self.swap_outs: list[SwapOut] = []
+        self.swap_ins: list[SwapIn] = []
+        self.copied_from: dict[int, int] = {}  # destination slot -> source slot
+
+    def freeze(self) -> ScheduledBatch:
+        items = tuple(
+            Item(sequence, sequence.num_computed, count, count == sequence.gap)
+            for sequence, count in self.counts.items()
+        )
+        copies = tuple((source, destination) for destination, source in self.copied_from.items())
+        return ScheduledBatch(items, tuple(self.swap_outs), tuple(self.swap_ins), copies)
+
+
+class Scheduler:
+    """Owns the waiting rows, the running sequences, the pool and the tree."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_blocks)
+        self.tree = RadixTree(self.pool, config.block_size, enabled=config.prefix_caching)
+        self.lengths = OutputLengths()
+        self.costs = Costs(bytes_per_token=config.block_bytes / config.block_size)
+        self.counters = Counters()
+        self.waiting: deque[Request] = deque()
+        self.running: list[Sequence] = []  # by arrival
+        self.preempted: list[Sequence] = []  # by arrival
+        self._policy = POLICIES[config.schedule]
+        self._free_host_slots = list(range(config.num_host_slots - 1, -1, -1))
+        self._pinned: list[int] = []
+        self._arrivals = 0
+        self._head_skips = 0
+        self._blocked_room: int | None = None  # room in blocks when admission last failed for lack of room only
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting or self.preempted)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the whole pool can hold."""
+        return self.config.num_blocks * self.config.block_size
+
+    def add(self, request: Request) -> None:
+        """Queues a row, in plan order. Its `max_len` must not exceed `capacity`."""
+        assert request.max_len <= self.capacity, (request.row_idx, request.max_len, self.capacity)
+        self.waiting.append(request)
+        self._blocked_room = None
+
+    def schedule(self) -> ScheduledBatch:
+        """The next step.
+
+        Raises:
+            EngineFailed: nothing can be scheduled although work remains; a bug, with the state in the message.
+        """
+        step = _Step(self.config.max_num_batched_tokens)
+        for which in self._policy.passes:
+            if which == "admit":
+                self._admit(step)
+            else:
+                self._continue(which, step)
+        self._top_up(step)
+        if not step.counts:
+            raise EngineFailed(f"no sequence can be scheduled: {self._describe()}")
+        return step.freeze()
+
+    def update(self, batch: ScheduledBatch, sampled: Sampled, find_stop: FindStop) -> list[Completion]:
+        """Takes in a step's tokens; the rows that are finished by them. `find_stop` sees each extended sequence."""
+        self._unpin()
+        tokens = iter(sampled.tokens.tolist())
+        completions = []
+        for item in batch.items:
+            sequence, end = item.sequence, item.start + item.num_tokens
+            sequence.num_computed = end
+            self.counters.computed_tokens += item.num_tokens
+            self.counters.computed_prompt_tokens += max(0, min(end, sequence.prompt_len) - item.start)
+            if not item.samples:
+                continue
+            token = next(tokens)
+            sequence.append(token)
+            self.counters.output_tokens += 1
+            ending = self._ending(sequence, token, find_stop)
+            if ending is not None:
+                completions.append(self._finish(sequence, *ending))
+        self._count_step(batch, sampled)
+        return completions
+
+    def statistics(self) -> Statistics:
+        """A snapshot of counters and gauges."""
+        in_use = self.pool.num_used - self.tree.num_evictable
+        return Statistics(
+            counters=replace(self.counters),
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_preempted=len(self.preempted),
+            num_nodes=self.tree.num_nodes,
+            kv_usage=in_use / max(self.config.num_blocks, 1),
+        )
+
+    # --- running sequences
+
+    def _continue(self, which: Pass, step: _Step) -> None:
+        """Gives running sequences, oldest first, the tokens they ask for."""
+        for sequence in tuple(self.running):
+            is_asked = which == "all" or (which == "decode") == (sequence.gap == 1)
+            if is_asked and sequence not in step.counts and sequence is not step.preempted:
+                self._extend(sequence, self._share(sequence, step), step, may_preempt=True)
+
+    def _top_up(self, step: _Step) -> None:
+        """Spends what is left of the budget on prompts whose chunk was kept short for others' sake."""
+        for sequence in tuple(self.running):
+            if step.budget <= 0:
+                return
+            if sequence.gap > step.counts.get(sequence, 0) > 0:
+                self._extend(sequence, step.budget + step.counts[sequence], step, may_preempt=False)
+
+    def _share(self, sequence: Sequence, step: _Step) -> int:
+        """Tokens of the budget that the sequence may take now."""
+        if self._policy.shares_with_long and self.waiting and self._is_long(sequence.gap):
+            return min(step.budget, max(1, self.config.max_num_batched_tokens // 2))
+        return step.budget
+
+    def _is_long(self, num_tokens: int) -> bool:
+        return num_tokens > self.config.max_num_batched_tokens
+
+    def _extend(self, sequence: Sequence, limit: int, step: _Step, *, may_preempt: bool) -> None:
+        """Schedules up to `limit` tokens of the sequence in this step, as far as there are blocks for them."""
+        end = sequence.num_computed + min(sequence.gap, limit)
+        lacking = self._blocks_for(end) - len(sequence.block_table)
+        if lacking > self._room and may_preempt and self._preempt_one(step) and sequence is step.preempted:
+            return
+        for _ in range(min(lacking, self._room)):
+            sequence.block_table.append(self._allocate())
+        end = min(end, len(sequence.block_table) * self.config.block_size)
+        count = end - sequence.num_computed
+        if count > 0:
+            step.budget -= count - step.counts.get(sequence, 0)
+            step.counts[sequence] = count
+            self._publish(sequence, min(end, sequence.prompt_len))
+
+    def _publish(self, sequence: Sequence, end: int) -> None:
+        """Enters the sequence's full blocks up to `end` into the tree, so that the next rows can share them."""
+        size = self.config.block_size
+        while sequence.node is not None and (sequence.num_published + 1) * size <= end:
+            at = sequence.num_published
+            is_past = sequence.is_last_reader and (at + 1) * size > sequence.request.keep_len
+            tokens = sequence.tokens[at * size : (at + 1) * size]
+            sequence.node = self.tree.insert(
+                sequence.node, tokens, sequence.block_table[at], has_future=not is_past
+            )
+            sequence.num_published += sequence.node is not None
+
+    # --- blocks
+
+    @property
+    def _room(self) -> int:
+        """Blocks that can be had without preempting anybody."""
+        return self.pool.num_free + self.tree.num_evictable
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.config.block_size)
+
+    def _allocate(self) -> int:
+        if not self.pool.num_free:
+            self.tree.evict()
+        return self.pool.allocate()
+
+    def _release(self, sequence: Sequence) -> None:
+        self.tree.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.node = None
+        sequence.num_published = 0
+
+    def _unpin(self) -> None:
+        for block in self._pinned:
+            self.tree.release([block])
+        self._pinned.clear()
+
+    # --- preemption
+
+    def _preempt_one(self, step: _Step) -> bool:
+        """Makes one sequence leave, at most one a step and never the oldest; whether one did."""
+        if step.preempted is not None:
+            return False
+        candidates = [sequence for sequence in self.running[1:] if sequence not in step.counts]
+        victim = choose_victim((sequence, self._freed_by(sequence)) for sequence in candidates)
+        if victim is None:
+            return False
+        self._preempt(victim, step)
+        return True
+
+    def _freed_by(self, sequence: Sequence) -> int:
+        return len(sequence.block_table) - self._num_shared(sequence)
+
+    def _num_shared(self, sequence: Sequence) -> int:
+        """Leading blocks that other sequences use too."""
+        counts = self.pool.ref_counts
+        for at, block in enumerate(sequence.block_table):
+            if counts[block] <= 1 + (at < sequence.num_published):
+                return at
+        return len(sequence.block_table)
+
+    def _preempt(self, victim: Sequence, step: _Step) -> None:
+        num_shared = self._num_shared(victim)
+        leaving = victim.block_table[num_shared:]
+        num_tokens = victim.num_computed - num_shared * self.config.block_size
+        way = choose_way(
+            self.config.preemption, self.costs, num_tokens, len(leaving), len(self._free_host_slots)
+        )
+        if way == "swap":
+            slots = tuple(self._free_host_slots.pop() for _ in leaving)
+            step.swap_outs.append(SwapOut(tuple(leaving), slots))
+            victim.swapped = Swapped(num_shared, slots, victim.num_computed)
+            self.counters.swap_preemptions += 1
+        else:
+            self._publish(victim, victim.num_computed)
+            self.counters.recompute_preemptions += 1
+        self.tree.mark_last_reader(victim.node, 0, has_future=True)
+        victim.num_lost = victim.num_computed
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        self._release(victim)
+        self.running.remove(victim)
+        insort(self.preempted, victim, key=lambda sequence: sequence.arrival)
+        self._blocked_room = None
+        step.preempted = victim
+
+    # --- admission
+
+    def _admit(self, step: _Step) -> None:
+        """Lets preempted sequences and then waiting rows in, unless somebody had to leave in this step."""
+        if step.preempted is not None or (self.running and not self._policy.admits_while_running):
+            return
+        step.reserved = sum(self._still_needed(sequence) for sequence in self.running)
+        if self._blocked_room is not None and self._room - step.reserved <= self._blocked_room:
+            return
+        self._blocked_room = None
+        while self.preempted and self._may_enter(step):
+            sequence = self.preempted[0]
+            prefix = self._place(sequence.tokens, self._expected_len(sequence), sequence.swapped, step)
+            if prefix is None:
+                return
+            self._enter(self.preempted.pop(0), prefix, step)
+        if not self.preempted:
+            self._admit_waiting(step)
+
+    def _admit_waiting(self, step: _Step) -> None:
+        """Admits in plan order, looking a bounded number of rows past one that does not fit."""
+        at, num_admitted = 0, 0
+        while at < len(self.waiting) and self._may_enter(step):
+            request = self.waiting[at]
+            prefix = self._place(_tokens_of(request), self._final_len(request), None, step)
+            if prefix is not None:
+                sequence = self._start(request, at)
+                self._enter(sequence, prefix, step)
+                num_admitted += 1
+            elif at < self._policy.look_ahead and self._head_skips < _MAX_SKIPS:
+                at += 1
+            else:
+                break
+        if not num_admitted and self.waiting and self._may_enter(step) and not self._num_prefilling(step):
+            self._blocked_room = self._room - step.reserved
+
+    def _start(self, request: Request, at: int) -> Sequence:
+        """Makes the waiting row at place `at` a sequence."""
+        del self.waiting[at]
+        self._head_skips = self._head_skips + 1 if at else 0
+        sequence = Sequence(request, self._arrivals)
+        sequence.is_last_reader = at == 0
+        self._arrivals += 1
+        self.counters.prompt_tokens += sequence.prompt_len
+        return sequence
+
+    def _may_enter(self, step: _Step) -> bool:
+        has_budget = step.budget > 0 or not self._policy.admits_while_running
+        return has_budget and len(self.running) < self.config.max_num_seqs
+
+    def _place(
+        self, tokens: TokenIds, final_len: int, swapped: Swapped | None, step: _Step
+    ) -> Prefix | None:
+        """The prefix a row would start from if it can enter now: its expected blocks fit, and nobody computes
+        at this moment what it could share."""
+        limit = swapped.num_computed if swapped else len(tokens) - 1
+        prefix = self.tree.match(tokens, limit)
+        num_matched = prefix.num_tokens(self.config.block_size)
+        if swapped is None and self._must_wait(tokens, num_matched, step):
+            return None
+        counts = self.pool.ref_counts
+        held = sum(counts[node.block] > 1 for node in prefix.nodes)
+        needed = self._blocks_for(final_len) - held
+        return prefix if not self.running or needed <= self._room - step.reserved else None
+
+    def _must_wait(self, tokens: TokenIds, num_matched: int, step: _Step) -> bool:
+        """Whether a running prompt will soon hold more of these tokens, or is a long one and so is this."""
+        if not self._policy.admits_while_running:
+            return False
+        for other in self.running:
+            rest = other.gap - step.counts.get(other, 0)
+            if rest <= 1:
+                continue
+            if self._policy.shares_with_long and self._is_long(rest) and self._is_long(len(tokens) - num_matched):
+                return True
+            soon = num_matched + self.config.block_size
+            if other.node is not None and common_len(tokens, other.tokens[: other.prompt_len]) >= soon:
+                return True
+        return False
+
+    def _num_prefilling(self, step: _Step) -> int:
+        return sum(sequence.gap - step.counts.get(sequence, 0) > 1 for sequence in self.running)
+
+    def _enter(self, sequence: Sequence, prefix: Prefix, step: _Step) -> None:
+        """Makes a sequence run from `prefix` on, or from what the host kept of it."""
+        blocks = [node.block for node in prefix.nodes]
+        self.tree.acquire(blocks)
+        sequence.block_table = blocks
+        sequence.node = prefix.nodes[-1] if prefix.nodes else self.tree.root
+        sequence.num_published = len(blocks)
+        if sequence.swapped is not None:
+            self._swap_in(sequence, sequence.swapped, step)
+        else:
+            sequence.num_computed = len(blocks) * self.config.block_size
+            self._share_partial(sequence, prefix, step)
+        if sequence.is_last_reader:
+            self.tree.mark_last_reader(sequence.node, sequence.request.keep_len)
+        if sequence.num_preemptions:
+            self.counters.recomputed_tokens += max(0, sequence.num_lost - sequence.num_computed)
+        else:
+            sequence.cached_tokens = min(sequence.num_computed, sequence.prompt_len)
+            self.counters.cached_tokens += sequence.cached_tokens
+        insort(self.running, sequence, key=lambda other: other.arrival)
+        self._extend(sequence, self._share(sequence, step), step, may_preempt=False)
+        step.reserved += self._still_needed(sequence)
+
+    def _swap_in(self, sequence: Sequence, swapped: Swapped, step: _Step) -> None:
+        """Brings back what the tree does not hold; recomputes when a shared prefix is gone meanwhile."""
+        num_matched = len(sequence.block_table)
+        self._free_host_slots.extend(swapped.host_slots)
+        sequence.swapped = None
+        if num_matched < swapped.first_block:
+            sequence.num_computed = num_matched * self.config.block_size
+            return
+        slots = swapped.host_slots[num_matched - swapped.first_block :]
+        blocks = tuple(self._allocate() for _ in slots)
+        sequence.block_table.extend(blocks)
+        sequence.num_computed = swapped.num_computed
+        if slots:
+            step.swap_ins.append(SwapIn(slots, blocks))
+
+    def _share_partial(self, sequence: Sequence, prefix: Prefix, step: _Step) -> None:
+        """Copies the equal beginning of a block that then differs (copy on write)."""
+        if prefix.partial is None or self._room < 2:
+            return
+        source_block = prefix.partial.block
+        self.tree.acquire([source_block])
+        self._pinned.append(source_block)
+        block = self._allocate()
+        sequence.block_table.append(block)
+        size = self.config.block_size
+        for offset in range(prefix.partial_len):
+            source = source_block * size + offset
+            step.copied_from[block * size + offset] = step.copied_from.get(source, source)
+        sequence.num_computed += prefix.partial_len
+
+    def _still_needed(self, sequence: Sequence) -> int:
+        """Blocks the sequence is expected to ask for until its end."""
+        return max(0, self._blocks_for(self._expected_len(sequence)) - len(sequence.block_table))
+
+    def _expected_len(self, sequence: Sequence) -> int:
+        return sequence.prompt_len + self.lengths.expected(sequence.request.sampling, sequence.output_len)
+
+    def _final_len(self, request: Request) -> int:
+        return len(request.token_ids) + self.lengths.expected(request.sampling, len(request.output_ids))
+
+    # --- the end of a row
+
+    def _ending(
+        self, sequence: Sequence, token: int, find_stop: FindStop
+    ) -> tuple[FinishReason, str | int | None] | None:
+        sampling, output_len = sequence.request.sampling, sequence.output_len
+        if output_len >= sampling.min_tokens:
+            if token in self.config.eos_token_ids and not sampling.ignore_eos:
+                return "stop", None
+            if token in sampling.stop_token_ids:
+                return "stop", token
+            stop = find_stop(sequence) if sampling.stop else None
+            if stop is not None:
+                return "stop", stop
+        return ("length", None) if output_len >= sampling.max_tokens else None
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, stop: str | int | None) -> Completion:
+        self._release(sequence)
+        self.running.remove(sequence)
+        self.lengths.observe(sequence.output_len)
+        self.counters.rows_finished += 1
+        self._blocked_room = None
+        return Completion(
+            row_idx=sequence.request.row_idx,
+            token_ids=tuple(sequence.output_ids.tolist()),
+            finish_reason=reason,
+            stop_reason=stop,
+            prompt_tokens=sequence.prompt_len,
+            cached_tokens=sequence.cached_tokens,
+        )
+
+    def _count_step(self, batch: ScheduledBatch, sampled: Sampled) -> None:
+        counters = self.counters
+        counters.steps += 1
+        counters.swapped_bytes += sampled.swap_bytes
+        counters.slot_steps += self.config.max_num_seqs
+        counters.busy_slot_steps += len(batch.items)
+        for sequence in self.running:
+            counters.allocated_token_steps += len(sequence.block_table) * self.config.block_size
+            counters.used_token_steps += sequence.num_computed
+
+    def _describe(self) -> str:
+        return (
+            f"{len(self.running)} running, {len(self.preempted)} preempted, {len(self.waiting)} waiting, "
+            f"{self.pool.num_free} of {self.pool.num_blocks} blocks free, {self.tree.num_evictable} evictable"
+        )
+
+    def check(self) -> None:
+        """States every invariant between two steps; for tests."""
+        self.pool.check()
+        self.tree.check()
+        expected = [0] * self.pool.num_blocks
+        for sequence in self.running:
+            assert len(sequence.block_table) == self._blocks_for(sequence.num_computed), "blocks not covering tokens"
+            for block in sequence.block_table:
+                expected[block] += 1
+        stack = [self.tree.root]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            if node is not self.tree.root:
+                expected[node.block] += 1
+        assert expected == self.pool.ref_counts, "reference counts differ from the references there are"
+        kept = [slot for sequence in self.preempted if sequence.swapped for slot in sequence.swapped.host_slots]
+        slots = sorted(kept + self._free_host_slots)
+        assert slots == list(range(self.config.num_host_slots)), "host slots are lost or doubled"
+        for sequences in (self.running, self.preempted):
+            arrivals = [sequence.arrival for sequence in sequences]
+            assert arrivals == sorted(set(arrivals)), "not ordered by arrival"
+
+
+def _tokens_of(request: Request) -> TokenIds:
+    """Prompt and the output from before a resume."""
+    if not request.output_ids:
+        return request.token_ids
+    return Sequence(request, -1).tokens

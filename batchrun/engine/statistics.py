@@ -1,0 +1,52 @@
+"""What the engine counted: totals since its start, and how full it is now."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals. Tokens unless the name says otherwise.
+
+    `computed_tokens` went through the model, `computed_prompt_tokens` of them being prompt; `cached_tokens` were
+    found in the tree when their row was first admitted. `recomputed_tokens` had been computed before a preemption.
+    `slot_steps` counts the places of the batch summed over steps, `busy_slot_steps` those that held a running row:
+    their difference is what a static batch pads. `allocated_token_steps` and `used_token_steps` do the same for
+    the KV slots of running rows.
+    """
+
+    steps: int = 0
+    rows_finished: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    output_tokens: int = 0
+    recomputed_tokens: int = 0
+    recompute_preemptions: int = 0
+    swap_preemptions: int = 0
+    swapped_bytes: int = 0
+    slot_steps: int = 0
+    busy_slot_steps: int = 0
+    allocated_token_steps: int = 0
+    used_token_steps: int = 0
+
+    @property
+    def preemptions(self) -> int:
+        return self.recompute_preemptions + self.swap_preemptions
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the admitted rows' prompt tokens that came from the tree; 0 to 1."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A snapshot: `counters` is a copy; the rest are gauges. `kv_usage` is the referenced share of the pool, 0 to 1."""
+
+    counters: Counters
+    num_running: int
+    num_waiting: int
+    num_preempted: int
+    num_nodes: int
+    kv_usage: float

@@ -1,0 +1,83 @@
+"""One engine in this process: builds it for the job's model and device, and lets a worker run the plan through it."""
+
+from dataclasses import dataclass
+
+from batchrun.checkpoint import Checkpoint
+from batchrun.engine.echo import EchoRunner
+from batchrun.engine.engine import Engine
+from batchrun.engine.scheduler import SchedulerConfig
+from batchrun.engine.statistics import Counters
+from batchrun.engine.step import Runner
+from batchrun.job import Job
+from batchrun.observe.events import Observe
+from batchrun.plan.plan import Plan
+from batchrun.stop import StopRequest
+from batchrun.store.store import Store
+from batchrun.tasks.generate import GenerateTask
+from batchrun.tokenizer import Tokenizer
+from batchrun.worker import Pace, Worker
+
+_ECHO_POOL_BYTES = 64 << 20
+_ECHO_HOST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Whether every row of the plan is committed now, and what the engine counted on the way."""
+
+    is_complete: bool
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model of a job, found but not loaded."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+
+
+def run(job: Job, plan: Plan, model: Model, store: Store, observe: Observe, stop: StopRequest) -> Ran:
+    """Runs the plan's pending rows; loads the weights for it.
+
+    Raises:
+        ModelUnavailable: the model cannot be loaded or served exactly, or the device is not there.
+        DataError: a row needs more KV than the pool holds.
+    """
+    spec = model.checkpoint.spec
+    max_model_len = min(job.max_model_len or spec.max_model_len, spec.max_model_len)
+    runner = _build_runner(job, model.checkpoint)
+    engine = Engine(_configure(job, runner, spec.eos_token_ids), runner, model.tokenizer.decode)
+    task = GenerateTask(model.tokenizer, job.sampling, max_model_len)
+    worker = Worker(engine, task, store, observe, stop, Pace(job.checkpoint_every, job.drain_timeout))
+    is_complete = worker.run(plan)
+    return Ran(is_complete, engine.statistics().counters)
+
+
+def _configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...]) -> SchedulerConfig:
+    return SchedulerConfig(
+        num_blocks=runner.num_blocks,
+        num_host_slots=runner.num_host_slots,
+        block_size=runner.block_size,
+        block_bytes=runner.block_bytes,
+        max_num_seqs=job.max_num_seqs,
+        max_num_batched_tokens=job.max_num_batched_tokens,
+        eos_token_ids=frozenset(eos_token_ids),
+        schedule=job.schedule,
+        preemption=job.preemption,
+        prefix_caching=job.prefix_caching == "on",
+    )
+
+
+def _build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
+    if checkpoint.folder is None:
+        block_bytes = 8 * job.block_size
+        return EchoRunner(
+            num_blocks=(job.kv_cache_memory or _ECHO_POOL_BYTES) // block_bytes,
+            block_size=job.block_size,
+            num_host_slots=(_ECHO_HOST_BYTES if job.swap_space is None else job.swap_space) // block_bytes,
+        )
+    # Imported here: planning, status and a complete job need no torch.
+    from batchrun.engine.runner import TorchRunner
+
+    return TorchRunner.build(checkpoint, job)

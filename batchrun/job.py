@@ -1,0 +1,271 @@
+"""What to do: every choice that a user makes, typed, checked and frozen.
+
+The one place where strings from outside become options. Knows neither files' contents nor models; a template
+given as a file is read when the job is loaded, so that a job is complete in itself.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from batchrun.engine.request import SamplingParams
+from batchrun.errors import UsageError
+from batchrun.settings import Setting, merge, option, validated
+
+_DURATION = TypeAdapter(timedelta)
+# What the answers depend on besides the inputs, the model's files and the sampling parameters.
+_ANSWER_FIELDS = (
+    "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
+    "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len",
+)  # fmt: skip
+_LONGEST_PLAIN_VALUE = 40
+
+
+def _seconds(value: object) -> object:
+    """90, "90", "90s", "1h30m" → seconds: an ISO 8601 duration without its "PT"."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return _DURATION.validate_python("PT" + text.upper()).total_seconds()
+    except ValidationError:
+        raise ValueError("should be a duration such as 90s, 15m or 2h") from None
+
+
+def _rate(value: object) -> object:
+    """0.01, "0.01", "1%" → a share of 1."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            return float(value.strip().removesuffix("%")) / 100
+        except ValueError:
+            raise ValueError("should be a rate such as 1% or 0.01") from None
+    return value
+
+
+def _one_or_more(value: object) -> object:
+    return (value,) if isinstance(value, str | int) else value
+
+
+def _comma_separated(value: object) -> object:
+    parts = _one_or_more(value)
+    if not isinstance(parts, tuple | list):
+        return parts
+    return tuple(piece for part in parts for piece in (part.split(",") if isinstance(part, str) else (part,)))
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Rate = Annotated[float, BeforeValidator(_rate)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_comma_separated)]
+TokenIdList = Annotated[tuple[int, ...], BeforeValidator(_comma_separated)]
+
+
+class Job(BaseModel):
+    """One batch-inference job. Fields are named like the command's options; defaults are the command's defaults.
+
+    `inputs` and `output` are absolute paths or URLs when the job comes from `Job.load`. At most one of
+    `prompt_col`, `messages_col` and `template` is set; when none is, the plan looks for a column called
+    `prompt`, `messages` or `text`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    inputs: Texts = Field(min_length=1, description="Parquet, JSONL or CSV: file, folder or glob.")
+    output: str = option("Job", ..., "Folder for the result; appears when the job is complete.", "OUT", min_length=1)
+
+    model: str | None = option("Model", None, "Hub id, local folder or .gguf file. Default: SmolLM2-135M-Instruct.")
+    revision: str | None = option("Model", None, "Branch, tag or commit of a hub model.")
+    tokenizer: str | None = option("Model", None, "Hub id or folder, when not the model's own.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("Model", "auto", "Type of weights and KV.")
+    trust_remote_code: bool = option("Model", False, "Run code that comes with the model.")
+    chat_template: str | None = option(
+        "Model", None, "Jinja2 chat template (file or text) instead of the model's.", "FILE|STRING"
+    )
+    device: Literal["auto", "cpu", "cuda"] = option("Model", "auto", "Where to compute.")
+
+    prompt_col: str | None = option("Prompts", None, "Column with the prompt text.", "COLUMN")
+    messages_col: str | None = option(
+        "Prompts", None, "Column with chat messages: list of role/content, or JSON.", "COLUMN"
+    )
+    template: str | None = option(
+        "Prompts", None, "Jinja2 prompt over the row's columns (file or text).", "FILE|STRING"
+    )
+    system: str | None = option("Prompts", None, "System message before every prompt.")
+    chat: Literal["auto", "on", "off"] = option("Prompts", "auto", "Apply the model's chat template.")
+    id_col: str | None = option("Prompts", None, "Column that identifies a row; must be unique.", "COLUMN")
+    params_col: str | None = option("Prompts", None, "Column with a row's own sampling parameters.", "COLUMN")
+    keep_cols: Names | None = option(
+        "Prompts", None, "Input columns to keep, comma-separated. Default: all.", "COLUMNS"
+    )
+    limit: int | None = option("Prompts", None, "Only the first rows, this many.", ge=1)
+    on_overlong: Literal["error", "truncate-left", "truncate-right", "fail"] = option(
+        "Prompts", "error", "A prompt that does not fit: row error, cut it, or fail the job."
+    )
+    output_prefix: str = option("Prompts", "", "Put before the names of the columns that are added.")
+
+    max_tokens: int = option("Sampling", 256, "Tokens to generate for a row, at most.", ge=1)
+    min_tokens: int = option("Sampling", 0, "Tokens before which nothing stops a row.", ge=0)
+    temperature: float = option("Sampling", 0.0, "0 is greedy.", ge=0)
+    top_p: float = option("Sampling", 1.0, "Sample from the likeliest tokens of this total probability.", gt=0, le=1)
+    top_k: int = option("Sampling", 0, "Sample from this many likeliest tokens; 0: all.", ge=0)
+    min_p: float = option("Sampling", 0.0, "Least probability relative to the likeliest token.", ge=0, le=1)
+    repetition_penalty: float = option("Sampling", 1.0, "Above 1: fewer tokens seen in prompt or output.", gt=0)
+    presence_penalty: float = option("Sampling", 0.0, "Above 0: fewer tokens seen in the output.", ge=-2, le=2)
+    frequency_penalty: float = option("Sampling", 0.0, "The same in proportion to their count.", ge=-2, le=2)
+    stop: Texts = option("Sampling", (), "Text that ends the output (repeatable).")
+    stop_token_ids: TokenIdList = option("Sampling", (), "Token ids that end the output, comma-separated.", "IDS")
+    ignore_eos: bool = option("Sampling", False, "Go on after the model's end-of-text token.")
+    seed: int = option("Sampling", 0, "Seed of the sampling.", ge=0, lt=2**63)
+
+    max_model_len: int | None = option("Engine", None, "Prompt and output, tokens. Default: the model's.", ge=2)
+    max_num_seqs: int = option("Engine", 256, "Rows in a step, at most.", ge=1)
+    max_num_batched_tokens: int = option("Engine", 2048, "Token budget of a step: the chunk size.", ge=1)
+    block_size: int = option("Engine", 16, "Tokens in a KV block.", ge=1)
+    kv_cache_memory: ByteSize | None = option(
+        "Engine", None, "KV pool, e.g. 4GiB. Default: what is free.", "SIZE", gt=0
+    )
+    gpu_memory_utilization: float = option("Engine", 0.9, "Share of the GPU's memory to use.", gt=0, le=1)
+    swap_space: ByteSize | None = option("Engine", None, "Host memory for swapped KV, e.g. 2GiB; 0: none.", "SIZE")
+    preemption: Literal["auto", "recompute", "swap"] = option("Engine", "auto", "How a row gives up its KV.")
+    schedule: Literal["chunked", "prefill-first", "fcfs", "static"] = option(
+        "Engine", "chunked", "How a step's budget is split."
+    )
+    prefix_caching: Literal["on", "off"] = option("Engine", "on", "Share the KV of equal prefixes.")
+
+    checkpoint_every: Seconds = option("Job", 30.0, "Time between commits, e.g. 30s.", "DURATION", gt=0)
+    drain_timeout: Seconds = option(
+        "Job", 45.0, "Time to finish running rows after SIGTERM or Ctrl-C.", "DURATION", ge=0
+    )
+    wait_lock: Seconds = option("Job", 0.0, "Time to wait for another process on the same output.", "DURATION", ge=0)
+    max_error_rate: Rate | None = option(
+        "Job", None, "Share of failed rows above which the job exits 65, e.g. 1%.", "RATE", ge=0, le=1
+    )
+    overwrite: bool = option("Job", False, "Replace the output and its job folder.")
+
+    @classmethod
+    def load(
+        cls,
+        options: Mapping[str, object],
+        env: Mapping[str, str] | None = None,
+        file: Path | None = None,
+        *,
+        also: Collection[str] = (),
+    ) -> Self:
+        """A job from named options, `BATCHRUN_…` variables and a TOML file; the earlier wins.
+
+        Relative paths start from the current folder, those in the file from the file's. `also` names settings that
+        belong to the caller and are passed over.
+
+        Raises:
+            UsageError: an unknown name, a value that does not fit, or options that contradict each other.
+            InputMissing: `file` cannot be read.
+        """
+        settings = merge({*cls.model_fields, *also}, options, env or {}, file)
+        given = {name: setting for name, setting in settings.items() if name in cls.model_fields}
+        values = {name: _from_outside(name, setting) for name, setting in given.items()}
+        for name, how in (("inputs", "give INPUT…"), ("output", "give -o OUT")):
+            if not values.get(name):
+                raise UsageError(f"no {name}: {how}")
+        return validated(cls, values, given)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(**{field.name: getattr(self, field.name) for field in fields(SamplingParams)})
+
+    def fingerprint(self, *, inputs: Mapping[str, Any], model_digest: str) -> dict[str, str]:
+        """What the answers depend on, each under the name that a user knows: a short value, or a hash of a long one.
+
+        `inputs` identifies the input files' contents. Engine and job options change no answer and are left out.
+        """
+        names = (*_ANSWER_FIELDS, *(field.name for field in fields(SamplingParams)))
+        answers = {name: _short(getattr(self, name)) for name in names}
+        return {"inputs": _short(dict(inputs)), "model": _short(model_digest), **answers}
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        sources = [name for name in ("prompt_col", "messages_col", "template") if getattr(self, name) is not None]
+        if len(sources) > 1:
+            flags = " and ".join("--" + name.replace("_", "-") for name in sources)
+            raise ValueError(f"{flags} exclude each other: a prompt has one source")
+        if self.chat == "off" and self.messages_col is not None:
+            raise ValueError("--messages-col needs a chat template, so it cannot go with --chat off")
+        if self.chat == "off" and self.chat_template is not None:
+            raise ValueError("--chat-template cannot go with --chat off")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"--min-tokens {self.min_tokens} is more than --max-tokens {self.max_tokens}")
+        if self.preemption == "swap" and self.swap_space == 0:
+            raise ValueError("--preemption swap needs room to swap to: raise --swap-space above 0")
+        return self
+
+
+def _from_outside(name: str, setting: Setting) -> object:
+    """The value with relative paths made absolute and template files read."""
+    value = setting.value
+    match name, value:
+        case "inputs", str():
+            return (_absolute(value, setting.base),)
+        case "inputs", list() | tuple():
+            return tuple(_absolute(item, setting.base) if isinstance(item, str | Path) else item for item in value)
+        case "output", str() | Path():
+            return _absolute(value, setting.base)
+        case (("model" | "tokenizer"), str() | Path()):
+            return _local_model(value, setting.base)
+        case (("template" | "chat_template"), str() | Path()):
+            return _template_text(str(value), setting)
+    return value
+
+
+def _absolute(path: str | Path, base: Path) -> str:
+    """The path from the root, links kept; a URL as it is."""
+    text = str(path)
+    return text if "://" in text else os.path.normpath(base / Path(text).expanduser())
+
+
+def _local_model(model: str | Path, base: Path) -> str:
+    """An absolute path when `model` is one on this machine or can be nothing else; otherwise a name, as given."""
+    local = _absolute(model, base)
+    looks_local = isinstance(model, Path) or model.startswith((".", "~", "/")) or model.endswith(".gguf")
+    return local if looks_local or Path(local).exists() else str(model)
+
+
+def _template_text(template: str, setting: Setting) -> str:
+    """The template itself, read from its file when it is not written out.
+
+    A template without `{{` or `{%` would be the same prompt for every row, so it can only be a file's name.
+    """
+    if "{{" in template or "{%" in template:
+        return template
+    file = Path(_absolute(template, setting.base))
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{setting.label}: {template[:80]!r} is neither a readable file nor a template (it has no {{{{ … }}}})"
+        ) from error
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    if len(text) <= _LONGEST_PLAIN_VALUE and "\n" not in text:
+        return text
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

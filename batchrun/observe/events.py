@@ -1,0 +1,72 @@
+"""What a running job has to say: plain facts, in the order they happen.
+
+Knows nothing of terminals or logs; whoever takes them decides what to show.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["debug", "info", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProgress:
+    """`rows` of the input have been read, rendered and tokenised so far."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """The state of the run, over all its processes and restarts unless said otherwise.
+
+    `tokens_done` and `tokens_total` weigh the work: prompt tokens without the shared ones, and output tokens,
+    expected ones where a row is unfinished. `hit_rate` and `kv_usage` are shares of 1. `preemptions`,
+    `num_running`, `elapsed_s` and `output_tokens` are this process's.
+    """
+
+    rows_done: int
+    rows_total: int
+    rows_failed: int
+    tokens_done: int
+    tokens_total: int
+    hit_rate: float
+    kv_usage: float
+    preemptions: int
+    num_running: int
+    elapsed_s: float
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """`rows` finished rows of a unit are on disk as part number `part`."""
+
+    unit: int
+    part: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Something a person should know; one line."""
+
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run is over: every row is `completed`, or it `stopped` and can be resumed."""
+
+    how: Literal["completed", "stopped"]
+    rows_done: int
+    rows_total: int
+    rows_failed: int
+    output_tokens: int
+    elapsed_s: float
+
+
+Event = PlanProgress | RunProgress | Committed | Message | Finished
+Observe = Callable[[Event], None]

@@ -1,0 +1,184 @@
+"""Progress as a person sees it: a bar on a terminal, a line a minute elsewhere, or nothing.
+
+Turns events into text on stderr and knows nothing of the job behind them. The clock is an argument.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, TextIO
+
+from tqdm import tqdm
+
+from batchrun.observe.events import Committed, Event, Finished, Message, PlanProgress, RunProgress
+
+ProgressMode = Literal["auto", "bar", "log", "none"]
+Clock = Callable[[], float]  # seconds, from any start
+_LOG_EVERY_S = 60.0
+_BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:20}| {postfix[0]} ETA {remaining}"
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+
+
+class Observer(Protocol):
+    """Takes events; `close` leaves the terminal in order and may be called at any time, also twice."""
+
+    def __call__(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make_observer(mode: ProgressMode, stream: TextIO, logger: logging.Logger, clock: Clock) -> Observer:
+    """The observer for `mode`; `auto` is a bar when `stream` is a terminal and log lines otherwise."""
+    if mode == "none":
+        return SilentProgress(logger)
+    if mode == "bar" or (mode == "auto" and stream.isatty()):
+        return BarProgress(stream, logger)
+    return LogProgress(logger, clock)
+
+
+class SilentProgress:
+    """Shows no progress; messages and commits are logged all the same, at their level."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def __call__(self, event: Event) -> None:
+        _log(self._logger, event)
+
+    def close(self) -> None:
+        pass
+
+
+class LogProgress:
+    """One `progress` line at the first event of a stage, one a minute after it, and one at the end."""
+
+    def __init__(self, logger: logging.Logger, clock: Clock) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._stage: type[Event] | None = None
+        self._logged_at = 0.0
+        self._first: RunProgress | None = None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case PlanProgress():
+                self._at_times(event, {"stage": "plan", "rows": event.rows})
+            case RunProgress():
+                self._first = self._first or event
+                self._at_times(event, _run_fields(event, eta_s(self._first, event)))
+            case Finished():
+                self._logger.info(event.how, extra={"fields": _finished_fields(event)})
+            case _:
+                _log(self._logger, event)
+
+    def close(self) -> None:
+        pass
+
+    def _at_times(self, event: Event, fields: dict[str, object]) -> None:
+        now = self._clock()
+        if type(event) is self._stage and now - self._logged_at < _LOG_EVERY_S:
+            return
+        self._stage, self._logged_at = type(event), now
+        self._logger.info("progress", extra={"fields": fields})
+
+
+class BarProgress:
+    """A tqdm bar for each stage: rows while planning, weighted tokens while running."""
+
+    def __init__(self, stream: TextIO, logger: logging.Logger) -> None:
+        self._stream = stream
+        self._logger = logger
+        self._bar: Any = None
+        self._stage: type[Event] | None = None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case PlanProgress():
+                bar = self._bar_of(event, desc="plan", unit=" rows", unit_scale=False)
+                bar.update(event.rows - bar.n)
+            case RunProgress():
+                self._show_run(event)
+            case Finished():
+                self.close()
+            case _:
+                _log(self._logger, event)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
+
+    def _show_run(self, event: RunProgress) -> None:
+        # What an earlier process did says nothing about the speed of this one, hence `initial`.
+        bar = self._bar_of(event, desc="run", bar_format=_BAR_FORMAT, initial=event.tokens_done, postfix=[""])
+        bar.total = event.tokens_total
+        bar.postfix[0] = _run_text(event)
+        bar.update(event.tokens_done - bar.n)
+
+    def _bar_of(self, event: Event, **options: object) -> Any:
+        if self._bar is None or type(event) is not self._stage:
+            self.close()
+            self._stage = type(event)
+            self._bar = tqdm(file=self._stream, dynamic_ncols=True, **options)
+        return self._bar
+
+
+def eta_s(first: RunProgress, now: RunProgress) -> float | None:
+    """Seconds left at this process's speed so far, by weighted tokens; None before anything is known."""
+    done = now.tokens_done - first.tokens_done
+    elapsed = now.elapsed_s - first.elapsed_s
+    return (now.tokens_total - now.tokens_done) * elapsed / done if done > 0 else None
+
+
+def duration(seconds: float) -> str:
+    """47s, 12m05s, 3h20m."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+
+
+def _run_fields(event: RunProgress, eta: float | None) -> dict[str, object]:
+    return {
+        "stage": "run",
+        "rows": f"{event.rows_done}/{event.rows_total}",
+        "pct": f"{100 * event.tokens_done / max(event.tokens_total, 1):.1f}",
+        "failed": event.rows_failed,
+        "tok_s": round(_tokens_per_s(event)),
+        "hit": f"{event.hit_rate:.2f}",
+        "kv": f"{event.kv_usage:.2f}",
+        "running": event.num_running,
+        "preemptions": event.preemptions,
+        "eta": "unknown" if eta is None else duration(eta),
+    }
+
+
+def _finished_fields(event: Finished) -> dict[str, object]:
+    return {
+        "rows": f"{event.rows_done}/{event.rows_total}",
+        "failed": event.rows_failed,
+        "tok_s": round(event.output_tokens / event.elapsed_s) if event.elapsed_s else 0,
+        "elapsed": duration(event.elapsed_s),
+    }
+
+
+def _run_text(event: RunProgress) -> str:
+    text = (
+        f"{event.rows_done:,}/{event.rows_total:,} rows  {_tokens_per_s(event):,.0f} tok/s  "
+        f"prefix hit {event.hit_rate:.0%}  KV {event.kv_usage:.0%}  preempted {event.preemptions}"
+    )
+    return f"{text}  failed {event.rows_failed:,}" if event.rows_failed else text
+
+
+def _tokens_per_s(event: RunProgress) -> float:
+    return event.output_tokens / event.elapsed_s if event.elapsed_s else 0.0
+
+
+def _log(logger: logging.Logger, event: Event) -> None:
+    match event:
+        case Message():
+            logger.log(_LEVELS[event.level], "%s", event.text)
+        case Committed():
+            fields = {"unit": event.unit, "part": event.part, "rows": event.rows}
+            logger.debug("committed", extra={"fields": fields})

@@ -1,0 +1,70 @@
+"""How a job ended, in numbers.
+
+Knows nothing of how they came about; `errors` counts rows by the types of `batchrun.errors.RowErrorType`.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from batchrun.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A completed job: every one of `rows` is in `output`, those that failed with their error.
+
+    From `prompt_tokens` on the figures are the engine's in this process, zero when the job was `already_complete`:
+    of the prompt tokens that it was given, `cached_tokens` came from a shared prefix and `computed_tokens` were
+    computed; `recomputed_tokens` were computed again after a preemption. `max_error_rate` is the job's budget, a
+    share of 1; None: no limit.
+    """
+
+    output: Path
+    rows: int
+    errors: dict[str, int] = field(default_factory=dict)
+    duplicates: int = 0
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    swapped_bytes: int = 0
+    recomputed_tokens: int = 0
+    steps: int = 0
+    elapsed_s: float = 0.0
+    already_complete: bool = False
+    max_error_rate: float | None = None
+
+    @property
+    def num_failed(self) -> int:
+        return sum(self.errors.values())
+
+    @property
+    def error_rate(self) -> float:
+        return self.num_failed / self.rows if self.rows else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of the prompt tokens that a shared prefix saved."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def check_budget(self) -> None:
+        """Nothing, when few enough rows failed.
+
+        Raises:
+            DataError: more failed than the budget allows, or all of them. The output is complete all the same.
+        """
+        worst = ", ".join(f"{name} {count}" for name, count in sorted(self.errors.items(), key=lambda item: -item[1]))
+        if self.rows and self.num_failed == self.rows:
+            raise DataError(f"all {self.rows:,} rows failed ({worst}); see the error column of {self.output}")
+        if self.max_error_rate is not None and self.error_rate > self.max_error_rate:
+            raise DataError(
+                f"{self.num_failed:,} of {self.rows:,} rows failed ({worst}), more than --max-error-rate "
+                f"{self.max_error_rate:.4g} allows; see the error column of {self.output}"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values for JSON, with the derived figures."""
+        values = asdict(self) | {"output": str(self.output)}
+        return values | {"failed": self.num_failed, "error_rate": self.error_rate, "hit_rate": self.hit_rate}

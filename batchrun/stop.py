@@ -1,0 +1,33 @@
+"""The wish to stop, as the running job sees it: a level that only rises.
+
+Whoever catches the signals raises it; the job reads it between steps. Installs no handler itself.
+"""
+
+from batchrun.errors import Interrupted, StoppedEarly
+
+DRAIN = 1
+AT_ONCE = 2
+
+
+class StopRequest:
+    """Level 0: go on. 1 (`DRAIN`): admit nothing new, finish what runs. 2 (`AT_ONCE`): save and leave.
+
+    Two plain attributes, so that a signal handler may call `request` at any instant.
+    """
+
+    __slots__ = ("level", "signal_name")
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.signal_name: str | None = None
+
+    def request(self, signal_name: str) -> int:
+        """One level up; the new level. The first signal's name decides the exit code."""
+        self.signal_name = self.signal_name or signal_name
+        self.level = min(self.level + 1, AT_ONCE)
+        return self.level
+
+    def error(self, saved: str) -> StoppedEarly | Interrupted:
+        """How the job ends when it gives way: `saved` says in a few words what is kept."""
+        message = f"stopped by {self.signal_name}: {saved}; the same command goes on from here"
+        return Interrupted(message) if self.signal_name == "SIGINT" else StoppedEarly(message)

@@ -1,0 +1,138 @@
+"""Where the things of a job lie: OUT, and the job folder OUT.batchrun beside it.
+
+Names only, by the standard library only: `status` must answer before pyarrow would be imported.
+"""
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchrun.errors import StorageFailed
+
+_PART_NAME = re.compile(r"part-(\d{5,})-(\d{4,})\.parquet")
+FIRST_FILE = "part-00000.parquet"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """One commit: rows of `unit` that finished since the commit before. Immutable once it has this name."""
+
+    unit: int
+    seq: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The paths of one job. Nothing here touches the disk except to look."""
+
+    out: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.out.with_name(self.out.name + ".batchrun")
+
+    @property
+    def job(self) -> Path:
+        return self.folder / "job.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / "plan"
+
+    @property
+    def parts(self) -> Path:
+        return self.folder / "parts"
+
+    @property
+    def partial(self) -> Path:
+        return self.folder / "partial.arrow"
+
+    @property
+    def progress(self) -> Path:
+        return self.folder / "progress.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    @property
+    def holder(self) -> Path:
+        """Who has the lock; written by the holder, meaningful only while the lock is held."""
+        return self.folder / "holder.json"
+
+    @property
+    def tmp(self) -> Path:
+        """Names that mean nothing after a crash; swept by whoever takes the lock next."""
+        return self.folder / "tmp"
+
+    @property
+    def manifest(self) -> Path:
+        """Names, rows and digests of the files of OUT, written just before they appear there."""
+        return self.folder / "manifest.json"
+
+    @property
+    def ready(self) -> Path:
+        """A finished result on its way to OUT: whoever finds it there moves it on."""
+        return self.folder / "ready"
+
+    @property
+    def replaced(self) -> Path:
+        """The answers of an earlier job, between leaving OUT and being deleted."""
+        return self.folder / "replaced"
+
+    @property
+    def overwriting(self) -> Path:
+        """While this exists, OUT holds an earlier job's answers, kept readable until the new ones are ready."""
+        return self.folder / "overwriting"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether OUT holds the answers of the job in the job folder."""
+        return (self.out / FIRST_FILE).is_file() and self.job.is_file() and not self.overwriting.exists()
+
+    def list_parts(self) -> list[Part]:
+        """All parts, by unit and sequence number; raises StorageFailed when the folder cannot be read."""
+        try:
+            matches = [(_PART_NAME.fullmatch(path.name), path) for path in self.parts.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageFailed(f"cannot read {self.parts}: {error.strerror}") from error
+        return sorted(Part(int(match[1]), int(match[2]), path) for match, path in matches if match)
+
+    def part(self, unit: int, seq: int) -> Part:
+        return Part(unit, seq, self.parts / f"part-{unit:05d}-{seq:04d}.parquet")
+
+    def read_progress(self) -> dict[str, Any]:
+        """What the running process last said; empty when nothing readable is there."""
+        return _read_hint(self.progress)
+
+    def read_holder(self) -> dict[str, Any]:
+        """`pid` and `host` of whoever took the lock last; empty when nothing readable is there."""
+        return _read_hint(self.holder)
+
+
+def _read_hint(path: Path) -> dict[str, Any]:
+    """For files that decide nothing: a damaged one is as good as none."""
+    with suppress(StorageFailed):
+        return read_json(path) or {}
+    return {}
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None when there is no such file. Raises StorageFailed when it is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StorageFailed(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise StorageFailed(f"{path} is damaged; delete the job folder and start again") from error
+    if not isinstance(content, dict):
+        raise StorageFailed(f"{path} is damaged; delete the job folder and start again")
+    return content

@@ -1,0 +1,294 @@
+"""The job folder OUT.batchrun: who works in it, for which job, and which rows are done.
+
+The parts are the checkpoint: a row is done when its index is in a part, and nothing else says so. A part appears by
+one link under the next sequence number of its unit, so of two workers on one unit only one can go on. Knows neither
+models nor prompts; what a row's columns mean is the task's affair.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from batchrun.errors import JobMismatch, OutputRefused, StorageFailed, StoppedEarly
+from batchrun.store import counts, partial, target
+from batchrun.store.durable import link_if_absent, new_name, remove, storage_errors, sync_folder, write_file
+from batchrun.store.layout import Layout, read_json
+from batchrun.store.parts import read_row_idx, write_part
+
+# A `status` looks at the lock for an instant by taking it; that must not turn a starting job away.
+_LEAST_WAIT_S = 0.25
+_ATTEMPTS = 5
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY}
+
+
+class PartExists(StorageFailed):
+    """Another worker committed under the number that was due: this one is too late and must stop."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} was written by another worker on the same unit; this one stops and nothing is lost: "
+            "run the same command again"
+        )
+
+
+class Store:
+    """One job's folder. `open` only looks; everything that writes happens inside `lock`."""
+
+    def __init__(self, at: Layout, *, overwrite: bool) -> None:
+        self.at = at
+        self.overwrite = overwrite
+        self._next_seq: dict[int, int] = {}
+        self._has_lock = False
+
+    @classmethod
+    def open(cls, out: Path, *, overwrite: bool = False) -> "Store":
+        """The store of OUT, whether or not it exists yet; changes nothing on the disk.
+
+        Raises:
+            OutputRefused: OUT cannot be created there, or it holds something that batchrun did not write.
+        """
+        if out.name in ("", ".."):
+            raise OutputRefused(f"{out} has no name of its own; give -o the name of a new folder")
+        at = Layout(out)
+        target.refuse(at, overwrite=overwrite)
+        return cls(at, overwrite=overwrite)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether OUT holds this job's answers."""
+        return self.at.is_complete
+
+    @property
+    def job_id(self) -> str:
+        """The same for the same inputs, prompts, model and sampling, wherever and whenever they run."""
+        return job_id(self._stored("fingerprint"))
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The stored job's options, as given to `check`. Raises StorageFailed when there is none."""
+        return self._stored("job")
+
+    @contextmanager
+    def lock(self, wait_s: float = 0.0) -> Iterator[None]:
+        """Holds the job folder, created if need be, for this process; freed by the system if the process dies.
+
+        Temporary files of dead processes are swept and a publication that one of them had begun is finished. When
+        the job comes to nothing (no plan, no part), the folder is removed again.
+
+        Raises:
+            StoppedEarly: another process has it for longer than `wait_s`; the message names it.
+            OutputRefused: the folder cannot be created, or its disk has no hard links.
+        """
+        lock = FileLock(self.at.lock, timeout=max(wait_s, _LEAST_WAIT_S), thread_local=False)
+        created = self._acquire(lock)
+        try:
+            self._has_lock = True
+            self._take_over()
+            yield
+        finally:
+            self._has_lock = False
+            with suppress(OSError, StorageFailed):
+                # The holder's name before the lock: afterwards it could be the next holder's.
+                self.at.holder.unlink(missing_ok=True)
+                if not (self.at.plan.exists() or self.at.overwriting.exists() or self._has_answers()):
+                    target.remove_folder(self.at, created)
+            lock.release()
+
+    def check(self, job: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
+        """Makes the folder this job's, or finds that it already is.
+
+        An unfinished job of the same fingerprint goes on. A job that has answers is started over only with
+        `overwrite`, when it is complete or a different one; one that was only planned is simply replaced.
+
+        Raises:
+            JobMismatch: the folder has answers of a job with another fingerprint.
+        """
+        assert self._has_lock, "check() belongs inside lock()"
+        stored = read_json(self.at.job)
+        known = (stored or {}).get("fingerprint", {})
+        differing = sorted(key for key in {*known, *fingerprint} if known.get(key) != fingerprint.get(key))
+        if stored and differing and not self.overwrite and self._has_answers():
+            raise JobMismatch(str(self.at.folder), tuple(differing))
+        with storage_errors(self.at.folder):
+            if not stored or differing or (self.overwrite and self.is_complete):
+                self._start_over()
+            self.at.parts.mkdir(exist_ok=True)
+            content = {"job": dict(job), "fingerprint": dict(fingerprint)}
+            if content != stored or not self.at.job.exists():
+                write_file(self.at.job, json.dumps(content, indent=1).encode(), self.at.tmp)
+
+    def done(self, unit: int) -> NDArray[np.int64]:
+        """The rows of `unit` that are in a part; int64 [num_done]. From here on this store commits after them.
+
+        Raises:
+            PartDamaged: a part cannot be read; the message says what to do.
+        """
+        parts = [part for part in self.at.list_parts() if part.unit == unit]
+        rows = [read_row_idx(part, self.job_id) for part in parts]
+        # Decided now and only advanced by our own commits: a part that somebody else adds meanwhile takes this
+        # number, and we find out before we write a row twice.
+        self._next_seq[unit] = max((part.seq for part in parts), default=0) + 1
+        return np.concatenate([*rows, np.empty(0, np.int64)])
+
+    def num_done(self) -> int:
+        """Rows that are in a part, over all units."""
+        return counts.total(self.at.list_parts()).rows
+
+    def commit(self, unit: int, table: pa.Table) -> Path:
+        """Makes the rows of `table` done: when this returns they survive a power cut. The first column is `row_idx`.
+
+        Raises:
+            PartExists: another worker committed to this unit since `done(unit)`; nothing was written.
+            StorageFailed: the disk failed; the rows are not done.
+        """
+        assert unit in self._next_seq, f"commit() to unit {unit} before done({unit})"
+        part = self.at.part(unit, self._next_seq[unit])
+        temporary = new_name(self.at.tmp, part.path.name)
+        with storage_errors(part.path):
+            try:
+                # A crash in here leaves a temporary name, which the next holder of the lock sweeps.
+                write_part(table, temporary, self.job_id)
+                link_if_absent(temporary, part.path)
+            except FileExistsError:
+                raise PartExists(part.path) from None
+            finally:
+                # Last: a crash before this line leaves two names for one file, and the sweep takes this one.
+                temporary.unlink(missing_ok=True)
+        self._next_seq[unit] = part.seq + 1
+        return part.path
+
+    def save_partial(self, rows: Mapping[int, tuple[int, ...]]) -> None:
+        """Replaces the saved tokens of unfinished rows: row_idx → token ids generated so far.
+
+        Commit finished rows first: then a crash between the two leaves a row in both places, which is simply done,
+        and never one in neither. Raises StorageFailed.
+        """
+        partial.save(self.at, rows)
+
+    def load_partial(self) -> dict[int, tuple[int, ...]]:
+        """What `save_partial` saved last; empty when nothing was. Raises StorageFailed when it is damaged."""
+        return partial.load(self.at)
+
+    def write_progress(self, progress: Mapping[str, Any]) -> None:
+        """Replaces what `status` shows of the running process; its "status" is one of `status.StatusWord`."""
+        temporary = new_name(self.at.tmp, self.at.progress.name)
+        with storage_errors(self.at.progress):
+            # Not synced: nothing is decided from it, and losing it to a power cut costs nothing.
+            temporary.write_text(json.dumps(dict(progress)))
+            temporary.replace(self.at.progress)
+
+    def read_progress(self) -> dict[str, Any]:
+        """What was written last; empty when nothing readable was."""
+        return self.at.read_progress()
+
+    def reveal(self) -> None:
+        """Moves a finished result from `ready` to OUT; does nothing when there is none. Safe to repeat at any point.
+
+        While an earlier job's answers are being replaced, OUT is missing between two renames; whoever takes the
+        lock after a crash there finds `ready` and goes on.
+
+        Raises:
+            OutputRefused: something else has appeared at OUT; the result stays in `ready`.
+        """
+        assert self._has_lock, "reveal() belongs inside lock()"
+        at = self.at
+        with storage_errors(at.out):
+            if at.ready.exists():
+                if at.overwriting.exists() and at.out.exists():
+                    # Aside, not deleted: a crash before the new answers are in place must not cost the old ones.
+                    remove(at.replaced)
+                    at.out.rename(at.replaced)
+                    sync_folder(at.out.parent)
+                # After the old answers have left OUT, before the new ones enter it: OUT without this mark is ours.
+                at.overwriting.unlink(missing_ok=True)
+                sync_folder(at.folder)
+                self._enter()
+                # The new answers' name is durable before the old answers go.
+                sync_folder(at.out.parent)
+            if at.out.exists() and not at.overwriting.exists():
+                remove(at.replaced)
+
+    def _enter(self) -> None:
+        try:
+            self.at.ready.rename(self.at.out)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            raise OutputRefused(
+                f"{self.at.out} has appeared while the job ran; move it away and run the same command again: "
+                "the answers are kept"
+            ) from error
+
+    def _stored(self, key: str) -> dict[str, Any]:
+        content = read_json(self.at.job)
+        if content is None:
+            raise StorageFailed(f"{self.at.folder} holds no job; submit it first")
+        value: dict[str, Any] = content[key]
+        return value
+
+    def _acquire(self, lock: FileLock) -> list[Path]:
+        """Takes the lock; returns the folders that had to be created for it, the innermost first."""
+        created: list[Path] = []
+        for attempt in range(_ATTEMPTS):
+            created += target.create_folder(self.at)
+            try:
+                lock.acquire()
+                break
+            except Timeout:
+                raise StoppedEarly(self._held_message()) from None
+            except OSError as error:
+                # Missing: the holder before us came to nothing and took the folder away while we waited.
+                if not isinstance(error, FileNotFoundError) or attempt == _ATTEMPTS - 1:
+                    raise target.uncreatable(self.at.folder, error) from error
+        return created
+
+    def _take_over(self) -> None:
+        """What a new holder does first: say who it is, sweep, and finish what a dead one had begun."""
+        at = self.at
+        with storage_errors(at.folder):
+            at.tmp.mkdir(exist_ok=True)
+            for leftover in at.tmp.iterdir():
+                remove(leftover)
+            target.refuse_without_links(at)
+            holder = {"pid": os.getpid(), "host": socket.gethostname()}
+            write_file(at.holder, json.dumps(holder).encode(), at.tmp)
+        self.reveal()
+
+    def _held_message(self) -> str:
+        holder = self.at.read_holder()
+        who = f"process {holder['pid']} on host {holder['host']}" if holder else "another process"
+        return f"{self.at.out} is held by {who}; wait until it is done, or give --wait-lock 120s"
+
+    def _has_answers(self) -> bool:
+        at = self.at
+        return self.is_complete or at.ready.exists() or at.partial.exists() or bool(at.list_parts())
+
+    def _start_over(self) -> None:
+        """Empties the folder for a new job, each step so that a crash after it leaves a refusal or a fresh start."""
+        at = self.at
+        if at.out.exists():
+            # First: from here on OUT is an earlier job's, whatever else is or is not in the folder.
+            at.overwriting.touch()
+            sync_folder(at.folder)
+        # The job before its parts: parts without a job are swept here, a job without its parts would claim new ones.
+        remove(at.job)
+        sync_folder(at.folder)
+        for path in (at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest):
+            remove(path)
+        self._next_seq.clear()
+
+
+def job_id(fingerprint: Mapping[str, str]) -> str:
+    """A short name for everything that the answers depend on."""
+    return hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,96 @@
+"""The task of generating text: a planned row becomes a request, a completion becomes result rows.
+
+Knows what the result's columns mean; nothing of scheduling or files.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from batchrun.engine.request import Completion, Request, SamplingParams, TokenIds
+from batchrun.errors import RowError
+from batchrun.tokenizer import Tokenizer
+
+ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
+RESULT_SCHEMA = pa.schema(
+    [
+        pa.field("row_idx", pa.int64(), nullable=False),
+        ("text", pa.string()),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        ("stop_reason", pa.string()),
+        pa.field("prompt_tokens", pa.int32(), nullable=False),
+        pa.field("cached_tokens", pa.int32(), nullable=False),
+        pa.field("completion_tokens", pa.int32(), nullable=False),
+        ("error", ERROR_TYPE),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """A row as the plan has it. `duplicates` are rows with the same tokens and parameters: they get its answer.
+
+    `keep_len` is how many tokens it shares with the next row to be run. `params` is JSON with the row's own
+    sampling parameters, None for the job's. With an `error` there is nothing to run.
+    """
+
+    row_idx: int
+    token_ids: TokenIds  # [prompt_len]
+    keep_len: int
+    params: str | None
+    duplicates: tuple[int, ...]
+    error: RowError | None
+
+
+class GenerateTask:
+    """`sampling` are the job's parameters; `max_model_len` bounds prompt and output together, in tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._max_model_len = max_model_len
+
+    def request(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> Request:
+        """What to run for a row; `output_ids` it has generated before go on being generated."""
+        sampling = self._sampling
+        if row.params is not None:
+            overrides = json.loads(row.params)
+            sampling = replace(
+                sampling, **{key: tuple(v) if isinstance(v, list) else v for key, v in overrides.items()}
+            )
+        room = self._max_model_len - len(row.token_ids)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        return Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids)
+
+    def fold(self, finished: Sequence[tuple[PlannedRow, Completion]]) -> pa.Table:
+        """The result rows of finished rows and their duplicates; RESULT_SCHEMA."""
+        texts = self._tokenizer.decode_batch([completion.token_ids for _, completion in finished])
+        rows = [
+            _result(row_idx, completion, text)
+            for (row, completion), text in zip(finished, texts, strict=True)
+            for row_idx in (row.row_idx, *row.duplicates)
+        ]
+        return pa.Table.from_pylist(rows, schema=RESULT_SCHEMA)
+
+
+def failed(row: PlannedRow, error: RowError) -> Completion:
+    """The completion of a row that cannot be run."""
+    return Completion(row.row_idx, (), "error", prompt_tokens=len(row.token_ids), error=error)
+
+
+def _result(row_idx: int, completion: Completion, text: str) -> dict[str, object]:
+    stop, error = completion.stop_reason, completion.error
+    if isinstance(stop, str):
+        text = text[: text.index(stop)]
+    return {
+        "row_idx": row_idx,
+        "text": None if error else text,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": None if stop is None else str(stop),
+        "prompt_tokens": completion.prompt_tokens,
+        "cached_tokens": completion.cached_tokens,
+        "completion_tokens": len(completion.token_ids),
+        "error": None if error is None else {"type": error.type, "message": error.message},
+    }

@@ -1,0 +1,202 @@
+"""Feeds an engine from the plan and commits what it finishes: where the job side and the engine side meet.
+
+A loop of four steps: keep enough rows waiting, run a step, take in what finished, commit when it is time. Rows of
+the next unit enter while the last ones of a unit still run, so the batch never drains at a border.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from batchrun.engine.engine import Engine
+from batchrun.engine.request import Completion, Request
+from batchrun.errors import DataError, RowError
+from batchrun.observe.events import Committed, Observe, RunProgress
+from batchrun.plan.plan import Plan, Unit, read_unit
+from batchrun.stop import AT_ONCE, DRAIN, StopRequest
+from batchrun.store.store import Store
+from batchrun.tasks.generate import GenerateTask, PlannedRow, failed
+
+_ROWS_AHEAD = 512  # waiting in the engine, so that it can look past a row that does not fit
+_PROGRESS_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often to commit, and how long rows may go on once somebody asks to stop; seconds."""
+
+    checkpoint_every_s: float
+    drain_timeout_s: float
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Rows and tokens, over this run and those before it."""
+
+    rows_done: int = 0
+    rows_failed: int = 0
+    tokens_done: int = 0
+
+
+class Worker:
+    """Runs the pending rows of a plan through one engine. `clock` is in seconds and only paces the commits."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        task: GenerateTask,
+        store: Store,
+        observe: Observe,
+        stop: StopRequest,
+        pace: Pace,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._task = task
+        self._store = store
+        self._observe = observe
+        self._stop = stop
+        self._pace = pace
+        self._clock = clock
+        self._rows: dict[int, tuple[Unit, PlannedRow]] = {}  # in the engine, by row_idx
+        self._finished: defaultdict[Unit, list[tuple[PlannedRow, Completion]]] = defaultdict(list)
+        self._tally = _Tally()
+        self._partial: dict[int, tuple[int, ...]] = {}
+
+    def run(self, plan: Plan) -> bool:
+        """Works until every row is committed, or the wish to stop is fulfilled; whether every row is done.
+
+        Raises:
+            DataError: a row needs more KV than the pool has.
+            StorageFailed: a commit failed; what was committed before stays.
+        """
+        began = committed = shown = self._clock()
+        self._partial = self._store.load_partial()
+        rows = self._pending(plan)
+        deadline: float | None = None
+        is_all_fed = False
+        while self._has_patience(deadline):
+            if self._stop.level >= DRAIN and deadline is None:
+                deadline = self._clock() + self._pace.drain_timeout_s
+                is_all_fed = not self._put_back() and is_all_fed
+            if deadline is None and not is_all_fed:
+                is_all_fed = not self._feed(rows)
+            if not self._engine.has_work:
+                break
+            for completion in self._engine.step():
+                self._take(completion)
+            now = self._clock()
+            if now - committed >= self._pace.checkpoint_every_s:
+                self._commit()
+                committed = now
+            if now - shown >= _PROGRESS_EVERY_S:
+                self._show(plan, now - began)
+                shown = now
+        self._commit()
+        if self._rows:
+            in_flight = {row.row_idx: row.output_ids for row in self._engine.in_flight() if row.output_ids}
+            self._store.save_partial(self._partial | in_flight)
+        self._show(plan, self._clock() - began)
+        return is_all_fed and not self._rows
+
+    def _has_patience(self, deadline: float | None) -> bool:
+        if self._stop.level >= AT_ONCE:
+            return False
+        return deadline is None or self._clock() < deadline
+
+    def _feed(self, rows: Iterator[tuple[Unit, PlannedRow]]) -> bool:
+        """Keeps rows waiting in the engine; whether there may be more."""
+        while self._engine.num_waiting < _ROWS_AHEAD:
+            following = next(rows, None)
+            if following is None:
+                return False
+            unit, row = following
+            if row.error is not None:
+                self._finished[unit].append((row, failed(row, row.error)))
+                self._tally.rows_failed += 1 + len(row.duplicates)
+                self._tally.rows_done += 1 + len(row.duplicates)
+                continue
+            request = self._task.request(row, self._partial.get(row.row_idx, ()))
+            self._check_fits(request)
+            self._rows[row.row_idx] = unit, row
+            self._engine.add(request)
+        return True
+
+    def _check_fits(self, request: Request) -> None:
+        if request.max_len > self._engine.capacity:
+            raise DataError(
+                f"row {request.row_idx} needs KV for {request.max_len:,} tokens (prompt {len(request.token_ids):,} + "
+                f"output) but the pool holds {self._engine.capacity:,}; raise --kv-cache-memory, "
+                "or lower --max-tokens or --max-model-len"
+            )
+
+    def _put_back(self) -> int:
+        """Takes the rows that have not begun out of the engine; how many."""
+        waiting = self._engine.stop_admitting()
+        for request in waiting:
+            del self._rows[request.row_idx]
+        return len(waiting)
+
+    def _take(self, completion: Completion) -> None:
+        unit, row = self._rows.pop(completion.row_idx)
+        self._partial.pop(completion.row_idx, None)
+        self._finished[unit].append((row, completion))
+        self._tally.rows_done += 1 + len(row.duplicates)
+        self._tally.tokens_done += len(row.token_ids) - completion.cached_tokens + len(completion.token_ids)
+
+    def _commit(self) -> None:
+        for unit, finished in self._finished.items():
+            path = self._store.commit(unit.index, self._task.fold(finished))
+            self._observe(Committed(unit.index, path.name, len(finished)))
+        self._finished.clear()
+
+    def _pending(self, plan: Plan) -> Iterator[tuple[Unit, PlannedRow]]:
+        """The rows that are in no part yet, in plan order."""
+        for unit in plan.units:
+            table = read_unit(unit)
+            done = np.isin(table.column("row_idx").to_numpy(), self._store.done(unit.index))
+            for row in _planned_rows(table, np.flatnonzero(~done)):
+                yield unit, row
+
+    def _show(self, plan: Plan, elapsed_s: float) -> None:
+        statistics = self._engine.statistics()
+        counters = statistics.counters
+        self._observe(RunProgress(
+            rows_done=self._tally.rows_done,
+            rows_total=plan.summary.num_rows,
+            rows_failed=self._tally.rows_failed,
+            tokens_done=self._tally.tokens_done,
+            tokens_total=0,
+            hit_rate=counters.hit_rate,
+            kv_usage=statistics.kv_usage,
+            preemptions=counters.preemptions,
+            num_running=statistics.num_running,
+            elapsed_s=elapsed_s,
+            output_tokens=counters.output_tokens,
+        ))
+
+
+def _planned_rows(table: pa.Table, positions: NDArray[np.int64]) -> Iterator[PlannedRow]:
+    """The rows at `positions`; what lies between two of them shortens the prefix that they share."""
+    if not len(positions):
+        return
+    keep_len = np.minimum.reduceat(table.column("keep_len").to_numpy(), positions)
+    tokens = table.column("token_ids").combine_chunks()
+    offsets, values = tokens.offsets.to_numpy(), tokens.values.to_numpy()
+    row_idx, params = table.column("row_idx"), table.column("params")
+    duplicates, errors = table.column("duplicates"), table.column("error")
+    for at, keep in zip(positions.tolist(), keep_len.tolist(), strict=True):
+        error = errors[at].as_py()
+        yield PlannedRow(
+            row_idx=row_idx[at].as_py(),
+            token_ids=values[offsets[at] : offsets[at + 1]],
+            keep_len=keep,
+            params=params[at].as_py(),
+            duplicates=tuple(duplicates[at].as_py() or ()),
+            error=None if error is None else RowError(**error),
+        )

@@ -1,0 +1,9 @@
+"""Attention over a block table: one contract, a slow obvious reference, and what runs fast on a device.
+
+Knows torch only; the engine (`batchrun`) imports this package, never the other way round.
+"""
+
+from batchrun_kernels.contract import Attention, Feature, Mask, Unsupported, Work
+from batchrun_kernels.select import select
+
+__all__ = ["Attention", "Feature", "Mask", "Unsupported", "Work", "select"]

@@ -1,0 +1,111 @@
+"""Thousands of random jobs against a model whose answer changes with any wrong block, position or copy."""
+
+import random
+
+import numpy as np
+import pytest
+
+from batchrun.engine.echo import EOS_TOKEN_ID, EchoRunner, answer
+from batchrun.engine.engine import Engine
+from batchrun.engine.request import Completion, Request, SamplingParams
+from batchrun.engine.scheduler import SchedulerConfig
+from batchrun.engine.statistics import Counters
+
+MEAN_OUTPUT_LEN = 12  # tokens; a job with a larger mean runs into its limits, past what admission expected
+
+
+def random_prompts(rng: random.Random, num_rows: int, vocab: int) -> list[list[int]]:
+    """Rows that grow out of each other, as a dataset with shared instructions does; in plan order."""
+    prompts: list[list[int]] = []
+    for _ in range(num_rows):
+        stem = rng.choice(prompts)[: rng.randint(0, 40)] if prompts and rng.random() < 0.8 else []
+        own = [rng.randint(3, vocab) for _ in range(rng.randint(1, 30))]
+        prompts.append(stem + own)
+    return sorted(prompts)
+
+
+def requests_of(prompts: list[list[int]], samplings: list[SamplingParams]) -> list[Request]:
+    requests = []
+    for row_idx, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+        following = prompts[row_idx + 1] if row_idx + 1 < len(prompts) else []
+        keep_len = next(
+            (at for at, (a, b) in enumerate(zip(prompt, following, strict=False)) if a != b),
+            min(len(prompt), len(following)),
+        )
+        requests.append(Request(row_idx, np.array(prompt, dtype=np.int32), sampling, keep_len))
+    return requests
+
+
+def make_engine(num_blocks: int, **options) -> Engine:
+    block_size = options.pop("block_size", 4)
+    num_host_slots = options.pop("num_host_slots", 0)
+    runner = EchoRunner(num_blocks, block_size, num_host_slots, options.pop("mean_output_len", MEAN_OUTPUT_LEN))
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "eos_token_ids": frozenset({EOS_TOKEN_ID})} | options
+    config = SchedulerConfig(
+        num_blocks=num_blocks,
+        num_host_slots=num_host_slots,
+        block_size=block_size,
+        block_bytes=runner.block_bytes,
+        **settings,
+    )
+    return Engine(config, runner, decode=lambda ids: "".join(map(chr, ids)))
+
+
+def run(engine: Engine, requests: list[Request]) -> dict[int, Completion]:
+    for request in requests:
+        engine.add(request)
+    done: dict[int, Completion] = {}
+    while engine.has_work:
+        for completion in engine.step():
+            assert completion.row_idx not in done, "a row finished twice"
+            done[completion.row_idx] = completion
+        engine.check()
+    return done
+
+
+def expected(request: Request, mean_output_len: int = MEAN_OUTPUT_LEN) -> list[int]:
+    ends = () if request.sampling.ignore_eos else (EOS_TOKEN_ID,)
+    return answer(request.token_ids, request.sampling.max_tokens, mean_output_len, ends)
+
+
+def random_job(seed: int) -> tuple[Counters, Counters]:
+    """One random job against the oracle; its counters."""
+    rng = random.Random(seed)
+    prompts = random_prompts(rng, rng.randint(1, 24), vocab=rng.choice([4, 6, 200]))
+    most = rng.choice([10, 40, 80])
+    samplings = [
+        SamplingParams(max_tokens=rng.randint(1, most), ignore_eos=rng.random() < 0.1) for _ in range(len(prompts))
+    ]
+    requests = requests_of(prompts, samplings)
+    block_size = rng.choice([1, 3, 4, 16])
+    fewest = -(-max(request.max_len for request in requests) // block_size)
+    mean_output_len = rng.choice([4, 1000, 1000])
+    engine = make_engine(
+        fewest + rng.choice([0, 1, 2, 4, 60]),
+        block_size=block_size,
+        mean_output_len=mean_output_len,
+        num_host_slots=rng.choice([0, 12, 200, 200]),
+        max_num_seqs=rng.choice([1, 4, 32]),
+        max_num_batched_tokens=rng.choice([1, 7, 16, 63, 500]),
+        schedule=rng.choice(["chunked", "chunked", "chunked", "prefill-first", "fcfs", "static"]),
+        preemption=rng.choice(["auto", "recompute", "swap", "swap"]),
+        prefix_caching=rng.random() < 0.85,
+    )
+    done = run(engine, requests)
+    assert {row_idx: list(completion.token_ids) for row_idx, completion in done.items()} == {
+        request.row_idx: expected(request, mean_output_len) for request in requests
+    }
+    statistics = engine.statistics()
+    assert statistics.kv_usage == 0.0, "blocks are still referenced after the last row"
+    return statistics.counters
+
+
+@pytest.mark.parametrize("block_of_seeds", range(12))
+def test_random_jobs_answer_like_the_model_alone(block_of_seeds):
+    """Tiny pools, every policy, preemption both ways, sharing within a step: the same tokens as without an engine."""
+    counters = [random_job(seed) for seed in range(block_of_seeds * 250, (block_of_seeds + 1) * 250)]
+    assert sum(counter.cached_tokens for counter in counters) > 0
+    assert sum(counter.recomputed_tokens for counter in counters) > 0
+    assert sum(counter.recompute_preemptions for counter in counters) > 0
+    assert sum(counter.swap_preemptions for counter in counters) > 0
+    assert sum(counter.swapped_bytes for counter in counters) > 0

@@ -1,0 +1,116 @@
+"""Every attention equals the reference in float64, through tables of shuffled blocks in a pool full of NaN."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from batchrun_kernels import Mask, Unsupported, Work, select
+from batchrun_kernels.cpu import GatherAttention
+from batchrun_kernels.reference import ReferenceAttention
+from torch import Tensor
+
+# (q_len, kv_len): decode rows, a whole prompt, a later chunk, a chunk of one row more than a tile of the explicit path.
+ITEMS = ((1, 1), (1, 63), (7, 7), (5, 38), (1, 111), (129, 140))
+HEADS, KV_HEADS, HEAD_DIM, BLOCK = 6, 2, 8, 4
+SINKS = torch.linspace(-2.0, 3.0, HEADS)
+MASKS = {
+    "plain": Mask(0.35),
+    "window": Mask(0.35, window=9),
+    "softcap": Mask(0.35, softcap=1.5),
+    "sinks": Mask(0.35, sinks=SINKS),
+    "all": Mask(0.35, window=13, softcap=1.5, sinks=SINKS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    work: Work
+
+
+def make_step(items: tuple[tuple[int, int], ...] = ITEMS, *, seed: int = 0, value_dim: int = HEAD_DIM) -> Step:
+    """Random queries, keys and values; every slot that no item covers is NaN, in the tables' last blocks too."""
+    random = torch.Generator().manual_seed(seed)
+    num_blocks = [math.ceil(kv_len / BLOCK) for _, kv_len in items]
+    shuffled = torch.randperm(sum(num_blocks) + 5, generator=random, dtype=torch.int32)
+    table = torch.zeros(len(items), max(num_blocks), dtype=torch.int32)
+    keys = torch.full((len(shuffled), BLOCK, KV_HEADS, HEAD_DIM), math.nan)
+    values = torch.full((len(shuffled), BLOCK, KV_HEADS, value_dim), math.nan)
+    taken = 0
+    for item, ((_, kv_len), wanted) in enumerate(zip(items, num_blocks, strict=True)):
+        table[item, :wanted] = shuffled[taken : taken + wanted]
+        taken += wanted
+        for position in range(kv_len):
+            block, offset = int(table[item, position // BLOCK]), position % BLOCK
+            keys[block, offset] = torch.randn(KV_HEADS, HEAD_DIM, generator=random)
+            values[block, offset] = torch.randn(KV_HEADS, value_dim, generator=random)
+    q = torch.randn(sum(q_len for q_len, _ in items), HEADS, HEAD_DIM, generator=random)
+    work = Work(tuple(q_len for q_len, _ in items), tuple(kv_len for _, kv_len in items), table, BLOCK)
+    return Step(q, keys, values, work)
+
+
+def attend(attention: GatherAttention | ReferenceAttention, step: Step, mask: Mask) -> Tensor:
+    return attention.attend(step.q, step.keys, step.values, attention.plan(step.work), mask)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_gathered_attention_equals_the_reference(name: str) -> None:
+    step = make_step()
+    expected = attend(ReferenceAttention(), step, MASKS[name])
+    # float32 sums of up to 140 terms of size one.
+    torch.testing.assert_close(attend(GatherAttention(), step, MASKS[name]), expected, rtol=0, atol=2e-6)
+    assert not expected.isnan().any()
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    step = make_step(value_dim=3)
+    expected = attend(ReferenceAttention(), step, MASKS["all"])
+    torch.testing.assert_close(attend(GatherAttention(), step, MASKS["all"]), expected, rtol=0, atol=2e-6)
+
+
+def test_one_plan_serves_layers_of_different_windows() -> None:
+    step = make_step()
+    attention, reference = GatherAttention(), ReferenceAttention()
+    plan = attention.plan(step.work)
+    for window in (None, 2, 64, 1000):
+        mask = Mask(0.35, window=window)
+        got = attention.attend(step.q, step.keys, step.values, plan, mask)
+        torch.testing.assert_close(got, attend(reference, step, mask), rtol=0, atol=2e-6)
+
+
+def test_strided_queries_are_accepted() -> None:
+    step = make_step()
+    strided = step.q.transpose(0, 1).contiguous().transpose(0, 1)
+    attention = GatherAttention()
+    got = attention.attend(strided, step.keys, step.values, attention.plan(step.work), MASKS["plain"])
+    assert torch.equal(got, attend(attention, step, MASKS["plain"]))
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    step = make_step()
+    together = attend(GatherAttention(), step, MASKS["plain"])
+    row = 0
+    for item, (q_len, kv_len) in enumerate(ITEMS):
+        alone = Work((q_len,), (kv_len,), step.work.block_table[item : item + 1], BLOCK)
+        lone = Step(step.q[row : row + q_len], step.keys, step.values, alone)
+        assert torch.equal(attend(GatherAttention(), lone, MASKS["plain"]), together[row : row + q_len])
+        row += q_len
+
+
+def test_half_precision_pool_is_within_its_rounding() -> None:
+    step = make_step()
+    half = Step(step.q.bfloat16(), step.keys.bfloat16(), step.values.bfloat16(), step.work)
+    got = attend(GatherAttention(), half, MASKS["all"])
+    assert got.dtype == torch.bfloat16
+    # bfloat16 has 8 bits: weights, values and the result are each rounded by up to 2^-9 of their size (up to 3 here).
+    torch.testing.assert_close(got.double(), attend(ReferenceAttention(), half, MASKS["all"]).double(), rtol=0, atol=0.03)
+
+
+def test_a_group_of_one_device_is_chosen_and_an_unknown_one_refused_by_name() -> None:
+    assert select("cpu", frozenset({"sinks", "window"})).name == "torch"
+    assert select("cuda:1", frozenset()).name == "torch"
+    with pytest.raises(Unsupported, match="no attention kernel for device tpu"):
+        select("tpu", frozenset())
