@@ -1,6 +1,6 @@
 """`python -m batchrun`: the same as the command `batchrun`."""
 
-from batchrun.cli import batchrun
+from batchrun.cli import main
 
 if __name__ == "__main__":
-    batchrun(prog_name="batchrun")
+    main()

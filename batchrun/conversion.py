@@ -3,7 +3,6 @@
 Owns the cache's layout: `models/<stem>-<digest>/`, which appears by one rename and is never changed afterwards.
 """
 
-import importlib.util
 import io
 import logging
 import os
@@ -40,7 +39,6 @@ def convert_gguf(file: Path, *, cache: Path) -> Path:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    _require("gguf", "accelerate", file=file)
     _log.info("converting %s to float32, once (about half a minute for 135M parameters)", file.name)
     started = time.monotonic()
     unfinished = folder.with_name(f"{folder.name}.unfinished")
@@ -75,12 +73,6 @@ def _write(file: Path, folder: Path) -> None:
     plain.generation_config = model.generation_config
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _require(*packages: str, file: Path) -> None:
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        raise ModelUnavailable(f"reading {file.name} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def _sync(file: Path) -> None:

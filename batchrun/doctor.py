@@ -89,7 +89,8 @@ def _devices() -> tuple[Device, ...]:
 
 
 def _device(name: str, description: str, memory_bytes: int, free_bytes: int) -> Device:
-    from batchrun_kernels.select import Unsupported, select
+    from batchrun_kernels.contract import Unsupported
+    from batchrun_kernels.select import select
 
     try:
         attention = select(name, frozenset())

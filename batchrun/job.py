@@ -265,7 +265,5 @@ def _template_text(template: str, setting: Setting) -> str:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-    if len(text) <= _LONGEST_PLAIN_VALUE and "\n" not in text:
-        return text
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    text = json.dumps(value, sort_keys=True, default=str, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_PLAIN_VALUE else hashlib.sha256(text.encode()).hexdigest()[:16]

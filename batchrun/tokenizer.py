@@ -124,7 +124,7 @@ class HFTokenizer:
 
 
 class EchoTokenizer:
-    """Bytes: id = byte + 3; 0 pads, 1 begins a plain text (BOS), 2 ends one (EOS). The tokenizer of the model `echo`."""
+    """Bytes: id = byte + 3; 0 pads, 1 begins a plain text (BOS), 2 ends one (EOS). Belongs to the model `echo`."""
 
     eos_token_ids: tuple[int, ...] = (2,)
     bos_token_id: int | None = 1

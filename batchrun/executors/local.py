@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from batchrun.checkpoint import Checkpoint
+from batchrun.checkpoint import Checkpoint, load_tokenizer
 from batchrun.engine.echo import EchoRunner
 from batchrun.engine.engine import Engine
 from batchrun.engine.scheduler import SchedulerConfig
@@ -14,7 +14,6 @@ from batchrun.plan.plan import Plan
 from batchrun.stop import StopRequest
 from batchrun.store.store import Store
 from batchrun.tasks.generate import GenerateTask
-from batchrun.tokenizer import Tokenizer
 from batchrun.worker import Pace, Worker
 
 _ECHO_POOL_BYTES = 64 << 20
@@ -29,26 +28,23 @@ class Ran:
     counters: Counters
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The model of a job, found but not loaded."""
-
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer
-
-
-def run(job: Job, plan: Plan, model: Model, store: Store, observe: Observe, stop: StopRequest) -> Ran:
+def run(
+    job: Job, plan: Plan, checkpoint: Checkpoint, store: Store, observe: Observe, stop: StopRequest
+) -> Ran:
     """Runs the plan's pending rows; loads the weights for it.
 
     Raises:
         ModelUnavailable: the model cannot be loaded or served exactly, or the device is not there.
         DataError: a row needs more KV than the pool holds.
     """
-    spec = model.checkpoint.spec
+    spec = checkpoint.spec
+    tokenizer = load_tokenizer(
+        checkpoint, tokenizer=job.tokenizer, chat_template=None, trust_remote_code=job.trust_remote_code
+    )
     max_model_len = min(job.max_model_len or spec.max_model_len, spec.max_model_len)
-    runner = _build_runner(job, model.checkpoint)
-    engine = Engine(_configure(job, runner, spec.eos_token_ids), runner, model.tokenizer.decode)
-    task = GenerateTask(model.tokenizer, job.sampling, max_model_len)
+    runner = _build_runner(job, checkpoint)
+    engine = Engine(_configure(job, runner, spec.eos_token_ids), runner, tokenizer.decode)
+    task = GenerateTask(tokenizer, job.sampling, max_model_len, job.output_prefix)
     worker = Worker(engine, task, store, observe, stop, Pace(job.checkpoint_every, job.drain_timeout))
     is_complete = worker.run(plan)
     return Ran(is_complete, engine.statistics().counters)

@@ -41,10 +41,10 @@ class RunProgress:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """`rows` finished rows of a unit are on disk as part number `part`."""
+    """`rows` finished rows of a unit are on disk in the part of this file name."""
 
     unit: int
-    part: int
+    part: str
     rows: int
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TextIO
 
 from tqdm import tqdm
 
+from batchrun.observe.duration import duration
 from batchrun.observe.events import Committed, Event, Finished, Message, PlanProgress, RunProgress
 
 ProgressMode = Literal["auto", "bar", "log", "none"]
@@ -127,16 +128,6 @@ def eta_s(first: RunProgress, now: RunProgress) -> float | None:
     done = now.tokens_done - first.tokens_done
     elapsed = now.elapsed_s - first.elapsed_s
     return (now.tokens_total - now.tokens_done) * elapsed / done if done > 0 else None
-
-
-def duration(seconds: float) -> str:
-    """47s, 12m05s, 3h20m."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
 
 
 def _run_fields(event: RunProgress, eta: float | None) -> dict[str, object]:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 _BATCH_BYTES = 32 << 20
 _BLOCK_BYTES = 16 << 20
 _STREAM_BYTES = 1 << 20
+_SAMPLED_GROUPS = 64
 
 
 class Reader(Protocol):
@@ -26,9 +27,7 @@ class Reader(Protocol):
         """The file's columns and types."""
         ...
 
-    def batches(
-        self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int
-    ) -> Iterator[pa.RecordBatch]:
+    def batches(self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of `columns` (each in the file) in order; types may still differ from those of `schema`."""
         ...
 
@@ -40,9 +39,7 @@ class ParquetReader:
         with pq.ParquetFile(path) as file:
             return file.schema_arrow.remove_metadata()
 
-    def batches(
-        self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int
-    ) -> Iterator[pa.RecordBatch]:
+    def batches(self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=_STREAM_BYTES) as file:
             rows = min(batch_rows, _rows_within(file.metadata, set(columns), _BATCH_BYTES))
             yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
@@ -62,9 +59,7 @@ class JsonReader:
             pieces = [pa.unify_schemas([*pieces, _plain(found)], promote_options="permissive")]
         return pieces[0]
 
-    def batches(
-        self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int
-    ) -> Iterator[pa.RecordBatch]:
+    def batches(self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
         for piece, line in _pieces(path):
             table = _read_json(piece, line, schema)
             missing = [name for name in columns if name not in table.column_names]
@@ -80,9 +75,7 @@ class CsvReader:
         with self._open(path) as stream:
             return stream.schema
 
-    def batches(
-        self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int
-    ) -> Iterator[pa.RecordBatch]:
+    def batches(self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
         with self._open(path) as stream:
             for batch in stream:
                 selected = batch.select(columns)
@@ -101,14 +94,19 @@ class CsvReader:
 
 def _rows_within(metadata: pq.FileMetaData, columns: set[str], num_bytes: int) -> int:
     """Rows of the given columns that take about `num_bytes` in memory, by the file's own account; at least 16."""
-    total = 0
-    for group in range(metadata.num_row_groups):
-        chunks = [metadata.row_group(group).column(column) for column in range(metadata.num_columns)]
-        total += sum(
-            chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns
-        )
-    mean = total / max(metadata.num_rows, 1)
-    return max(16, int(num_bytes / mean)) if mean else metadata.num_rows or 1
+    densest = 0.0
+    for index in range(min(metadata.num_row_groups, _SAMPLED_GROUPS)):
+        group = metadata.row_group(index)
+        chunks = [group.column(column) for column in range(metadata.num_columns)]
+        size = sum(chunk.total_uncompressed_size for chunk in chunks if _column_name(chunk, columns) in columns)
+        densest = max(densest, size / max(group.num_rows, 1))
+    return max(16, int(num_bytes / densest)) if densest else metadata.num_rows or 1
+
+
+def _column_name(chunk: pq.ColumnChunkMetaData, columns: set[str]) -> str:
+    """The top-level column of a leaf; a name may have dots itself."""
+    path: str = chunk.path_in_schema
+    return path if path in columns else path.partition(".")[0]
 
 
 def _pieces(path: Path) -> Iterator[tuple[bytes, int]]:

@@ -20,8 +20,9 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from batchrun.errors import JobMismatch, OutputRefused, StorageFailed, StoppedEarly
-from batchrun.store import counts, partial, target
+from batchrun.errors import JobMismatch, OutputRefused, StoppedEarly, StorageFailed
+from batchrun.store import partial, target
+from batchrun.store.counts import Counts, total
 from batchrun.store.durable import link_if_absent, new_name, remove, storage_errors, sync_folder, write_file
 from batchrun.store.layout import Layout, read_json
 from batchrun.store.parts import read_row_idx, write_part
@@ -141,9 +142,13 @@ class Store:
         self._next_seq[unit] = max((part.seq for part in parts), default=0) + 1
         return np.concatenate([*rows, np.empty(0, np.int64)])
 
+    def counts(self) -> Counts:
+        """Rows that are in a part, over all units, and the failed ones among them by type of error."""
+        return total(self.at.list_parts())
+
     def num_done(self) -> int:
         """Rows that are in a part, over all units."""
-        return counts.total(self.at.list_parts()).rows
+        return self.counts().rows
 
     def commit(self, unit: int, table: pa.Table) -> Path:
         """Makes the rows of `table` done: when this returns they survive a power cut. The first column is `row_idx`.
@@ -203,32 +208,22 @@ class Store:
         """
         assert self._has_lock, "reveal() belongs inside lock()"
         at = self.at
-        with storage_errors(at.out):
+        with storage_errors(at.out), _refused_when_taken(at.out):
             if at.ready.exists():
                 if at.overwriting.exists() and at.out.exists():
+                    target.refuse_foreign(at, overwrite=True)
                     # Aside, not deleted: a crash before the new answers are in place must not cost the old ones.
-                    remove(at.replaced)
+                    # When they are aside already, this OUT is somebody else's, and the rename refuses.
                     at.out.rename(at.replaced)
                     sync_folder(at.out.parent)
                 # After the old answers have left OUT, before the new ones enter it: OUT without this mark is ours.
                 at.overwriting.unlink(missing_ok=True)
                 sync_folder(at.folder)
-                self._enter()
+                at.ready.rename(at.out)
                 # The new answers' name is durable before the old answers go.
                 sync_folder(at.out.parent)
             if at.out.exists() and not at.overwriting.exists():
                 remove(at.replaced)
-
-    def _enter(self) -> None:
-        try:
-            self.at.ready.rename(self.at.out)
-        except OSError as error:
-            if error.errno not in _TAKEN:
-                raise
-            raise OutputRefused(
-                f"{self.at.out} has appeared while the job ran; move it away and run the same command again: "
-                "the answers are kept"
-            ) from error
 
     def _stored(self, key: str) -> dict[str, Any]:
         content = read_json(self.at.job)
@@ -292,3 +287,15 @@ class Store:
 def job_id(fingerprint: Mapping[str, str]) -> str:
     """A short name for everything that the answers depend on."""
     return hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def _refused_when_taken(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        raise OutputRefused(
+            f"{out} has appeared while the job ran; move it away and run the same command again: the answers are kept"
+        ) from error

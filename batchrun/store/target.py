@@ -23,8 +23,22 @@ def refuse(at: Layout, *, overwrite: bool) -> None:
     if at.folder.exists() and not at.folder.is_dir():
         raise OutputRefused(f"{at.folder} is in the way of the job folder; move it, or choose another -o")
     if os.path.lexists(at.out):
-        _refuse_foreign(at, overwrite=overwrite)
+        refuse_foreign(at, overwrite=overwrite)
     _refuse_unwritable(at)
+
+
+def refuse_foreign(at: Layout, *, overwrite: bool) -> None:
+    """Raises OutputRefused when OUT, which exists, is not a result that this job may have or replace."""
+    if not at.out.is_dir():
+        raise OutputRefused(f"{at.out} is not a folder; move it, or choose another -o")
+    names = {path.name for path in at.out.iterdir()}
+    # Also with `overwrite`: a folder with anything else in it is never ours to delete.
+    if FIRST_FILE not in names or not all(_RESULT_FILE.fullmatch(name) for name in names):
+        raise OutputRefused(f"{at.out} exists and is not a result of batchrun; move it, or choose another -o")
+    if not overwrite and not at.job.is_file():
+        raise OutputRefused(
+            f"{at.out} exists without its job folder {at.folder.name}; choose another -o, or --overwrite to replace it"
+        )
 
 
 def create_folder(at: Layout) -> list[Path]:
@@ -67,19 +81,6 @@ def refuse_without_links(at: Layout) -> None:
 def uncreatable(path: Path, error: OSError) -> OutputRefused:
     reason = os.strerror(error.errno) if error.errno else str(error)
     return OutputRefused(f"cannot create {path}: {reason}; choose another -o")
-
-
-def _refuse_foreign(at: Layout, *, overwrite: bool) -> None:
-    if not at.out.is_dir():
-        raise OutputRefused(f"{at.out} is not a folder; move it, or choose another -o")
-    names = {path.name for path in at.out.iterdir()}
-    # Also with `overwrite`: a folder with anything else in it is never ours to delete.
-    if FIRST_FILE not in names or not all(_RESULT_FILE.fullmatch(name) for name in names):
-        raise OutputRefused(f"{at.out} exists and is not a result of batchrun; move it, or choose another -o")
-    if not overwrite and not at.job.is_file():
-        raise OutputRefused(
-            f"{at.out} exists without its job folder {at.folder.name}; choose another -o, or --overwrite to replace it"
-        )
 
 
 def _refuse_unwritable(at: Layout) -> None:

@@ -13,8 +13,8 @@ from batchrun.engine.request import Completion, Request, SamplingParams, TokenId
 from batchrun.errors import RowError
 from batchrun.tokenizer import Tokenizer
 
-ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
-RESULT_SCHEMA = pa.schema(
+_ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
+_COLUMNS = pa.schema(
     [
         pa.field("row_idx", pa.int64(), nullable=False),
         ("text", pa.string()),
@@ -23,7 +23,7 @@ RESULT_SCHEMA = pa.schema(
         pa.field("prompt_tokens", pa.int32(), nullable=False),
         pa.field("cached_tokens", pa.int32(), nullable=False),
         pa.field("completion_tokens", pa.int32(), nullable=False),
-        ("error", ERROR_TYPE),
+        ("error", _ERROR_TYPE),
     ]
 )
 
@@ -45,9 +45,13 @@ class PlannedRow:
 
 
 class GenerateTask:
-    """`sampling` are the job's parameters; `max_model_len` bounds prompt and output together, in tokens."""
+    """`sampling` are the job's parameters; `max_model_len` bounds prompt and output together, in tokens.
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, max_model_len: int) -> None:
+    `prefix` stands before the names of the result's columns.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, max_model_len: int, prefix: str = "") -> None:
+        self._schema = result_schema(prefix)
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._max_model_len = max_model_len
@@ -65,14 +69,19 @@ class GenerateTask:
         return Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids)
 
     def fold(self, finished: Sequence[tuple[PlannedRow, Completion]]) -> pa.Table:
-        """The result rows of finished rows and their duplicates; RESULT_SCHEMA."""
+        """The result rows of finished rows and their duplicates; `result_schema`."""
         texts = self._tokenizer.decode_batch([completion.token_ids for _, completion in finished])
         rows = [
             _result(row_idx, completion, text)
             for (row, completion), text in zip(finished, texts, strict=True)
             for row_idx in (row.row_idx, *row.duplicates)
         ]
-        return pa.Table.from_pylist(rows, schema=RESULT_SCHEMA)
+        return pa.Table.from_pylist(rows, schema=_COLUMNS).rename_columns(self._schema.names)
+
+
+def result_schema(prefix: str) -> pa.Schema:
+    """The columns that the task adds to the input's, known before anything runs."""
+    return pa.schema([field.with_name(prefix + field.name) for field in _COLUMNS])
 
 
 def failed(row: PlannedRow, error: RowError) -> Completion:

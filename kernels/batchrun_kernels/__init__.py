@@ -3,7 +3,7 @@
 Knows torch only; the engine (`batchrun`) imports this package, never the other way round.
 """
 
-from batchrun_kernels.contract import Attention, Feature, Mask, Unsupported, Work
+from batchrun_kernels.contract import Attention, Feature, Mask, UnsupportedError, Work
 from batchrun_kernels.select import select
 
-__all__ = ["Attention", "Feature", "Mask", "Unsupported", "Work", "select"]
+__all__ = ["Attention", "Feature", "Mask", "UnsupportedError", "Work", "select"]

@@ -8,7 +8,7 @@ from torch import Tensor
 Feature = Literal["window", "softcap", "sinks"]
 
 
-class Unsupported(Exception):
+class UnsupportedError(Exception):
     """No implementation for this device has what is asked; the message names what is lacking."""
 
 
@@ -68,5 +68,5 @@ class Attention(Protocol):
         plan: Any,
         mask: Mask,
     ) -> Tensor:
-        """[num_tokens, num_heads, value_dim], contiguous, in q's dtype. Query head h reads kv head h // (heads / kv_heads)."""
+        """[num_tokens, num_heads, value_dim], contiguous, in q's dtype; query head h reads kv head h // group."""
         ...

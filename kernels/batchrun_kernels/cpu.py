@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from batchrun_kernels.contract import Feature, Mask, Work
 
@@ -130,7 +130,7 @@ def _sdpa(
     allowed: Tensor | None,  # bool [q_len, num_seen]; None: q_len == num_seen, causal
     scale: float,
 ) -> Tensor:
-    attended = F.scaled_dot_product_attention(
+    attended = scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         k.transpose(0, 1)[None],
         v.transpose(0, 1)[None],

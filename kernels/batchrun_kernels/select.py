@@ -1,15 +1,15 @@
 """Which attention runs where; what an implementation lacks is refused by name, never ignored."""
 
-from batchrun_kernels.contract import Attention, Feature, Unsupported
+from batchrun_kernels.contract import Attention, Feature, UnsupportedError
 from batchrun_kernels.cpu import GatherAttention
 
 
 def select(device: str, needs: frozenset[Feature]) -> Attention:
-    """The fastest attention for `device` ("cpu", "cuda", "cuda:1") that has all of `needs`; raises Unsupported."""
+    """The fastest attention for `device` ("cpu", "cuda", "cuda:1") that has all of `needs`; raises UnsupportedError."""
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
-        raise Unsupported(f"no attention kernel for device {device}; there are cpu and cuda")
+        raise UnsupportedError(f"no attention kernel for device {device}; there are cpu and cuda")
     attention = GatherAttention()
     if lacking := needs - attention.features:
-        raise Unsupported(f"the {attention.name} attention lacks {', '.join(sorted(lacking))}")
+        raise UnsupportedError(f"the {attention.name} attention lacks {', '.join(sorted(lacking))}")
     return attention

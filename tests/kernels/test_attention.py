@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from batchrun_kernels import Mask, Unsupported, Work, select
+from torch import Tensor
+
+from batchrun_kernels import Mask, UnsupportedError, Work, select
 from batchrun_kernels.cpu import GatherAttention
 from batchrun_kernels.reference import ReferenceAttention
-from torch import Tensor
 
 # (q_len, kv_len): decode rows, a whole prompt, a later chunk, a chunk of one row more than a tile of the explicit path.
 ITEMS = ((1, 1), (1, 63), (7, 7), (5, 38), (1, 111), (129, 140))
@@ -105,12 +106,14 @@ def test_half_precision_pool_is_within_its_rounding() -> None:
     half = Step(step.q.bfloat16(), step.keys.bfloat16(), step.values.bfloat16(), step.work)
     got = attend(GatherAttention(), half, MASKS["all"])
     assert got.dtype == torch.bfloat16
-    # bfloat16 has 8 bits: weights, values and the result are each rounded by up to 2^-9 of their size (up to 3 here).
-    torch.testing.assert_close(got.double(), attend(ReferenceAttention(), half, MASKS["all"]).double(), rtol=0, atol=0.03)
+    # bfloat16 has 8 bits: weights, values and the result are each rounded by up to 2^-9 of their size (3 at most).
+    torch.testing.assert_close(
+        got.double(), attend(ReferenceAttention(), half, MASKS["all"]).double(), rtol=0, atol=0.03
+    )
 
 
-def test_a_group_of_one_device_is_chosen_and_an_unknown_one_refused_by_name() -> None:
+def test_attention_is_chosen_by_device_and_an_unknown_device_refused_by_name() -> None:
     assert select("cpu", frozenset({"sinks", "window"})).name == "torch"
     assert select("cuda:1", frozenset()).name == "torch"
-    with pytest.raises(Unsupported, match="no attention kernel for device tpu"):
+    with pytest.raises(UnsupportedError, match="no attention kernel for device tpu"):
         select("tpu", frozenset())

@@ -1,0 +1,72 @@
+"""batchrun from Python: `plan`, `submit` and `generate`, with the command's options as keyword arguments.
+
+    import batchrun as br
+    job = br.submit("tickets.parquet", output="out/triage", template="{{ body }}", max_tokens=64)
+    answers = br.generate(dataset, prompt_col="text", max_tokens=64)
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from batchrun import frames, lifecycle
+from batchrun.checkpoint import cache_folder
+from batchrun.job import Job
+from batchrun.observe.events import Event, Observe
+from batchrun.outcome import Outcome
+from batchrun.plan.plan import Plan
+from batchrun.stop import StopRequest
+
+Inputs = str | Path | Sequence[str | Path]
+T = TypeVar("T")
+
+
+def plan(inputs: Inputs, *, output: str | Path | None = None, observe: Observe | None = None, **options: Any) -> Plan:
+    """Reads, renders, tokenises and sorts `inputs` and writes the plan beside `output`; loads no weights.
+
+    Without `output` only the summary is of use: the units were written to a temporary folder. `options` are the
+    command's, with underscores. Raises BatchrunError as the command would.
+    """
+    if output is not None:
+        return lifecycle.plan(_job(inputs, output, options), observe or _ignore)
+    with _temporary_folder() as folder:
+        return lifecycle.plan(_job(inputs, folder / "out", options), observe or _ignore)
+
+
+def submit(inputs: Inputs, *, output: str | Path, observe: Observe | None = None, **options: Any) -> Outcome:
+    """Runs a job to its end, or goes on with it; the result is the Parquet dataset at `output`.
+
+    `options` are the command's, with underscores. Raises BatchrunError as the command would.
+    """
+    return lifecycle.submit(_job(inputs, output, options), observe or _ignore, StopRequest())
+
+
+def generate(dataset: T, *, observe: Observe | None = None, **options: Any) -> T:
+    """The rows of `dataset` with their answers: a pandas DataFrame, datasets.Dataset or pyarrow.Table, as it came.
+
+    Works in a temporary folder, so nothing is resumed; use `submit` for what should survive. `options` are the
+    command's, with underscores. Raises BatchrunError as the command would.
+    """
+    with _temporary_folder() as folder:
+        frames.write(dataset, folder / "input.parquet")
+        submit(folder / "input.parquet", output=folder / "out", observe=observe, **options)
+        return frames.read_like(dataset, folder / "out")
+
+
+def _job(inputs: Inputs, output: str | Path, options: dict[str, Any]) -> Job:
+    several = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    return Job.load({"inputs": tuple(map(str, several)), "output": str(output), **options})
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """A folder in the user's cache that is gone afterwards."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="job-") as folder:
+        yield Path(folder)
+
+
+def _ignore(event: Event) -> None:
+    """Nobody is watching."""

@@ -1,0 +1,155 @@
+"""The commands that look: status, verify, doctor. They change nothing.
+
+`status` imports the standard library and click only; what the others need is imported when they run.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batchrun.cli_text import aligned, failed, joined, size
+from batchrun.errors import DataError, ModelUnavailable
+from batchrun.observe.duration import duration
+from batchrun.observe.printable import one_line
+from batchrun.store.layout import Layout, read_json
+from batchrun.store.status import Status
+from batchrun.store.status import status as look
+
+if TYPE_CHECKING:
+    from batchrun.doctor import DoctorReport
+    from batchrun.store.verify import VerifyReport
+
+_WATCH_EVERY_S = 2.0
+_as_json = click.option("--json", "is_json", is_flag=True, envvar="BATCHRUN_JSON", help="One JSON object on stdout.")
+
+
+@click.command()
+@click.argument("output", metavar="OUT")
+@_as_json
+@click.option("--watch", "-w", is_flag=True, help="Look again every two seconds until nobody works on it.")
+def status(output: str, is_json: bool, watch: bool) -> None:
+    """How far the job of OUT is, how fast, what failed and who holds it.
+
+    \b
+    Example:
+      batchrun status out/reviews
+    """
+    out = Path(output)
+    now = look(out)
+    said = ""
+    while watch and now.holder is not None:
+        if (line := _rows(now)) != said:
+            click.echo(f"{now.status}  {line}", err=True)
+        said = line
+        time.sleep(_WATCH_EVERY_S)
+        now = look(out)
+    click.echo(json.dumps(now.to_dict()) if is_json else status_text(now, time.time()))
+
+
+@click.command()
+@click.argument("output", metavar="OUT")
+@_as_json
+def verify(output: str, is_json: bool) -> None:
+    """Prove that OUT is complete: every input row exactly once, in order, undamaged. Exits 65 when it is not.
+
+    \b
+    Example:
+      batchrun verify out/reviews
+    """
+    from batchrun.store.verify import verify as prove
+
+    out = Path(output)
+    stored = read_json(Layout(out).job) or {"job": {"output_prefix": ""}}
+    report = prove(out, f"{stored['job']['output_prefix']}row_idx")
+    click.echo(json.dumps(asdict(report) | {"is_ok": report.is_ok}) if is_json else verify_text(report))
+    if not report.is_ok:
+        raise DataError(f"{output} is not what the job should have written: {report.problems[0]}")
+
+
+@click.command()
+@_as_json
+def doctor(is_json: bool) -> None:
+    """What this machine offers: versions, devices, memory, folders, kernels. Exits 69 when something is missing.
+
+    \b
+    Example:
+      batchrun doctor
+    """
+    from batchrun.doctor import examine
+
+    report = examine()
+    click.echo(json.dumps(asdict(report), default=str) if is_json else doctor_text(report))
+    if report.problems:
+        raise ModelUnavailable(report.problems[0])
+
+
+def status_text(now: Status, at_s: float) -> str:
+    """One look at a job; `at_s` is the time of the look, seconds since the epoch."""
+    lines = [("status", now.status), ("rows", _rows(now))]
+    if now.holder is not None:
+        lines.append(("held by", one_line(f"process {now.holder.pid} on {now.holder.host}")))
+    if now.progress_at is not None and "elapsed_s" in now.progress:
+        lines.append(("speed", f"{_speed(now.progress)} ({duration(at_s - now.progress_at)} ago)"))
+    return aligned([*lines, ("output", one_line(now.output))])
+
+
+def verify_text(report: "VerifyReport") -> str:
+    """What the proof found, problem by problem."""
+    planned = "" if report.num_planned is None else f"of {report.num_planned:,} planned"
+    rows = " ".join(part for part in (f"{report.num_rows:,}", planned) if part)
+    lines = [
+        ("rows", joined(rows, f"{report.num_failed:,} failed" if report.num_failed else "")),
+        ("files", f"{report.num_files:,}"),
+        ("verdict", "complete" if report.is_ok else one_line(f"{len(report.problems):,} problems")),
+    ]
+    return aligned([*lines, *(("", one_line(problem)) for problem in report.problems)])
+
+
+def doctor_text(report: "DoctorReport") -> str:
+    """The machine as an aligned block."""
+    versions = joined(*(f"{name} {found or 'missing'}" for name, found in report.versions.items()))
+    devices = [
+        (
+            device.name,
+            joined(
+                device.description,
+                f"{size(device.free_bytes)} of {size(device.memory_bytes)} free",
+                f"attention {device.attention} ({', '.join(device.features)})" if device.attention else "no attention",
+            ),
+        )
+        for device in report.devices
+    ]
+    folders = [
+        (
+            "writable" if folder.is_writable else "read-only",
+            f"{folder.path} ({folder.purpose}) · {size(folder.free_bytes)} free",
+        )
+        for folder in report.folders
+    ]
+    problems = [("problem", problem) for problem in report.problems] or [("verdict", "ready")]
+    return aligned([("python", report.python), ("packages", versions), *devices, *folders, *problems])
+
+
+def _rows(now: Status) -> str:
+    counts = now.request_counts
+    done = counts.completed + counts.failed
+    of = "" if counts.total is None else f" of {counts.total:,}"
+    share = f" ({done / counts.total:.1%})" if counts.total else ""
+    return joined(f"{done:,}{of}{share}", failed(now.errors))
+
+
+def _speed(progress: Mapping[str, Any]) -> str:
+    """What the process said of itself last; the keys are those of `RunProgress`."""
+    rate = progress["output_tokens"] / progress["elapsed_s"] if progress["elapsed_s"] else 0.0
+    return joined(
+        f"{rate:,.0f} tok/s",
+        f"prefix hit {progress['hit_rate']:.0%}",
+        f"KV {progress['kv_usage']:.0%}",
+        f"{progress['num_running']:,} running",
+        f"preempted {progress['preemptions']:,}",
+    )

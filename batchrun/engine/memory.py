@@ -1,0 +1,40 @@
+"""How much memory the block pool may take when nobody says."""
+
+from pathlib import Path
+
+import psutil
+import torch
+
+_CPU_SHARE = 0.4
+_CPU_AT_MOST = 8 << 30
+# Left to activations, logits and the allocator's own fragments.
+_GPU_WORKSPACE_SHARE = 0.05
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def default_pool_bytes(device: torch.device, *, gpu_memory_utilization: float) -> int:
+    """Bytes for keys and values, asked after the weights are loaded.
+
+    On a GPU what `gpu_memory_utilization` of the memory leaves beside everything in use and a workspace; on a CPU a
+    part of the memory that is free to this process.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(total * (gpu_memory_utilization - _GPU_WORKSPACE_SHARE)) - (total - free))
+    return min(int(free_host_bytes(_CGROUP) * _CPU_SHARE), _CPU_AT_MOST)
+
+
+def free_host_bytes(cgroup: Path) -> int:
+    """What the machine has available, or the container's limit leaves, whichever is less."""
+    free = int(psutil.virtual_memory().available)
+    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def _number(file: Path) -> int | None:
+    """The file's number; None without the file, or when it says "max"."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,88 @@
+"""A causal language model from transformers, unmodified, run packed over the block pool.
+
+Owns the weights and the proof, at load, that this way of running them computes what the model's own code does.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from batchrun.engine.attention import NAME, paged_attention, run_packed
+from batchrun.engine.batch import ForwardBatch
+from batchrun.engine.kv_cache import KVCache, KVLayer
+from batchrun.engine.self_check import check_against_eager
+from batchrun.errors import ModelUnavailable
+from batchrun.quiet import quiet_transformers
+from batchrun_kernels import Feature
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# They compute attention in their own code and call no interface (ALiBi, fused kernels).
+_OWN_ATTENTION = frozenset({"bloom", "falcon", "mpt"})
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+class Model:
+    """`forward` on the device and in the dtype it was loaded with; `kv_layers` is what a pool must hold for it."""
+
+    def __init__(self, module: Any, kv_layers: dict[int, KVLayer], needs: frozenset[Feature]) -> None:
+        self.kv_layers = kv_layers
+        self.needs = needs
+        self._module = module
+
+    @classmethod
+    def load(cls, folder: "Path", *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> "Model":
+        """Reads safetensors weights and checks the model against its own eager attention.
+
+        Raises ModelUnavailable naming the architecture when it cannot be run exactly.
+        """
+        from transformers import AutoModelForCausalLM
+
+        try:
+            with quiet_transformers():
+                module: Any = AutoModelForCausalLM.from_pretrained(
+                    folder,
+                    dtype=dtype,
+                    attn_implementation="eager",
+                    use_safetensors=True,
+                    trust_remote_code=trust_remote_code,
+                )
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ModelUnavailable(f"{folder} cannot be loaded: {reason}") from error
+        return cls.adopt(module.to(device))
+
+    @classmethod
+    def adopt(cls, module: Any) -> "Model":
+        """Takes over a transformers model that runs eager attention; see `load`."""
+        from transformers import AttentionInterface
+
+        _refuse_by_name(module.config)
+        module.eval()
+        AttentionInterface.register(NAME, paged_attention)
+        checked = check_against_eager(module)
+        return cls(module, checked.kv_layers, checked.needs)
+
+    @property
+    def place(self) -> Tensor:
+        """A tensor of the model's dtype on its device."""
+        weight: Tensor = self._module.get_input_embeddings().weight
+        return weight
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """Logits [num_sampled, vocab]; writes the batch's keys and values to the cache on the way."""
+        return run_packed(self._module, batch, cache)
+
+
+def _refuse_by_name(config: Any) -> None:
+    name = (config.architectures or [type(config).__name__])[0]
+    text = config.get_text_config(decoder=True)
+    if config.model_type in _OWN_ATTENTION:
+        raise ModelUnavailable(f"{name} computes attention in its own code, which cannot run over blocks")
+    if getattr(text, "kv_lora_rank", None):
+        raise ModelUnavailable(f"{name} stores compressed latents (multi-head latent attention), not keys and values")
+    unknown = set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYERS
+    if unknown:
+        raise ModelUnavailable(f"{name} has layers of type {', '.join(sorted(unknown))}; only attention can be run")

@@ -1,0 +1,149 @@
+"""Logits to tokens, in vLLM's order: penalties, min_tokens, temperature, min_p, top_k, top_p, then the draw.
+
+Randomness is a hash of (seed, row, position): it has no state, so a draw depends on neither batch nor order nor
+resume. Tokens that tie with the last one kept by top_k or top_p are kept too, so that no sort order matters.
+"""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from batchrun.engine.sequence import Sequence
+from batchrun.errors import EngineFailed
+
+# Rows filtered at once: bounds the float64 copies of [rows, vocab].
+_ROWS_AT_ONCE = 32
+# Tokens sorted at first; the nucleus seldom reaches further, and sorting a whole vocabulary is slow.
+_HEAD = 512
+_MASK64 = (1 << 64) - 1
+
+
+def sample(
+    logits: Tensor,  # [num_sampled, vocab]
+    sequences: list[Sequence],
+    eos_token_ids: tuple[int, ...],
+) -> NDArray[np.int32]:
+    """int32 [num_sampled], on the host: the next token of each sequence.
+
+    Raises EngineFailed naming the row whose logits are not finite.
+    """
+    if any(_is_adjusted(sequence) for sequence in sequences):
+        logits = logits.float().clone()
+        for row, sequence in zip(logits, sequences, strict=True):
+            if _is_adjusted(sequence):
+                _adjust(row, sequence, eos_token_ids)
+    best, chosen = logits.max(dim=-1)
+    if bad := (~best.isfinite()).nonzero().flatten().tolist():
+        row_idx = sequences[bad[0]].request.row_idx
+        raise EngineFailed(f"row {row_idx}: the model's logits are not finite; try --dtype float32 or bfloat16")
+    random = [index for index, sequence in enumerate(sequences) if not sequence.request.sampling.is_greedy]
+    for first in range(0, len(random), _ROWS_AT_ONCE):
+        rows = torch.tensor(random[first : first + _ROWS_AT_ONCE], device=logits.device)
+        chosen[rows] = _draw(logits[rows].double(), [sequences[row] for row in rows.tolist()])
+    return chosen.cpu().numpy().astype(np.int32)
+
+
+def uniform(seed: int, row_idx: int, position: int) -> float:
+    """In [0, 1), 53 bits: splitmix64 over the three, one after another."""
+    state = 0
+    for part in (seed, row_idx, position):
+        state = _splitmix64(state ^ (part & _MASK64))
+    return (state >> 11) * 2.0**-53
+
+
+def _splitmix64(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return state ^ (state >> 31)
+
+
+def _is_adjusted(sequence: Sequence) -> bool:
+    sampling = sequence.request.sampling
+    return sampling.has_penalties or sequence.output_len < sampling.min_tokens
+
+
+def _adjust(
+    row: Tensor,  # float32 [vocab], changed in place
+    sequence: Sequence,
+    eos_token_ids: tuple[int, ...],
+) -> None:
+    sampling = sequence.request.sampling
+    if sampling.repetition_penalty != 1.0:
+        seen = torch.from_numpy(np.unique(sequence.tokens).astype(np.int64)).to(row.device)
+        scores = row[seen]
+        row[seen] = torch.where(scores > 0, scores / sampling.repetition_penalty, scores * sampling.repetition_penalty)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        ids, counts = np.unique(sequence.tokens[sequence.prompt_len :], return_counts=True)
+        lost = torch.from_numpy(counts * sampling.frequency_penalty + sampling.presence_penalty).to(row)
+        row[torch.from_numpy(ids.astype(np.int64)).to(row.device)] -= lost
+    if sequence.output_len < sampling.min_tokens:
+        ends = sampling.stop_token_ids if sampling.ignore_eos else (*eos_token_ids, *sampling.stop_token_ids)
+        row[list(ends)] = -math.inf
+
+
+def _draw(
+    logits: Tensor,  # float64 [num_rows, vocab], after the penalties
+    sequences: list[Sequence],
+) -> Tensor:
+    """int64 [num_rows]: inverse CDF in the order of the token ids."""
+    params = [sequence.request.sampling for sequence in sequences]
+    scaled = logits / _column([one.temperature for one in params], logits)
+    best = scaled.amax(dim=-1, keepdim=True)
+    min_p = [math.log(one.min_p) if one.min_p > 0 else -math.inf for one in params]
+    scaled.masked_fill_(scaled < best + _column(min_p, logits), -math.inf)
+    if any(one.top_k > 0 or one.top_p < 1 for one in params):
+        top_k = [one.top_k if one.top_k > 0 else logits.shape[-1] for one in params]
+        scaled.masked_fill_(scaled < _threshold(scaled, top_k, [one.top_p for one in params]), -math.inf)
+    weights = (scaled - best).exp()
+    cumulated = weights.cumsum(dim=-1)
+    draws = [uniform(one.request.sampling.seed, one.request.row_idx, one.num_tokens) for one in sequences]
+    total = cumulated[:, -1:]
+    # Below the total even where the product rounds up to it.
+    aims = torch.minimum(_column(draws, logits) * total, torch.nextafter(total, torch.zeros_like(total)))
+    # The first token whose cumulated weight exceeds the aim: never one of weight zero.
+    return torch.searchsorted(cumulated, aims, right=True)[:, 0]
+
+
+def _threshold(
+    scaled: Tensor,  # float64 [num_rows, vocab]
+    top_k: list[int],
+    top_p: list[float],
+) -> Tensor:
+    """float64 [num_rows, 1]: the score of the last token that top_k, and then top_p, keeps."""
+    vocab_size = scaled.shape[-1]
+    head = min(vocab_size, _HEAD)
+    found = _threshold_within(scaled.topk(head, dim=-1).values, top_k, top_p, scaled)
+    for row in found.isnan().flatten().nonzero().flatten().tolist():
+        every = scaled[row : row + 1].sort(dim=-1, descending=True).values
+        found[row] = _threshold_within(every, top_k[row : row + 1], top_p[row : row + 1], scaled[row : row + 1])[0]
+    return found
+
+
+def _threshold_within(
+    ordered: Tensor,  # float64 [num_rows, head], the highest scores, descending
+    top_k: list[int],
+    top_p: list[float],
+    scaled: Tensor,  # float64 [num_rows, vocab]
+) -> Tensor:
+    """float64 [num_rows, 1]; NaN where the answer lies beyond the head."""
+    head, vocab_size = ordered.shape[-1], scaled.shape[-1]
+    k = _column([min(one, vocab_size) for one in top_k], ordered).long()
+    p = _column(top_p, ordered)
+    floor = ordered.gather(1, k.clamp(max=head) - 1).masked_fill(k == vocab_size, -math.inf)
+    # top_p is a share of what top_k leaves, in the head or not.
+    total = scaled.masked_fill(scaled < floor, -math.inf).logsumexp(dim=-1, keepdim=True)
+    share = (ordered.masked_fill(ordered < floor, -math.inf) - total).exp()
+    reached = share.cumsum(dim=-1)
+    num_kept = (reached - share < p).sum(dim=-1, keepdim=True).clamp(min=1)
+    nucleus = torch.maximum(ordered.gather(1, num_kept - 1), floor)
+    is_beyond = ((k > head) & (k < vocab_size)) | ((p < 1) & (reached[:, -1:] < p) & (head < vocab_size))
+    return torch.where(p < 1, nucleus, floor).masked_fill(is_beyond, math.nan)
+
+
+def _column(values: list[float] | list[int], like: Tensor) -> Tensor:
+    """float64 [num_rows, 1]."""
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]

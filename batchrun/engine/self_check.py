@@ -1,0 +1,138 @@
+"""The proof, at load, that a model run packed over blocks computes what its own eager attention computes.
+
+Three short sequences, cut into chunks and packed through a small pool of shuffled blocks, against plain calls.
+It covers families nobody has heard of; what it cannot see because the sequences are short (a window) is compared
+with the configuration instead.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchrun.engine.attention import NAME, run_packed
+from batchrun.engine.batch import pack
+from batchrun.engine.kv_cache import KVCache, KVLayer
+from batchrun.engine.request import Request, SamplingParams
+from batchrun.engine.sequence import Sequence
+from batchrun.engine.step import Item, ScheduledBatch
+from batchrun.errors import ModelUnavailable
+from batchrun_kernels import Feature, Mask
+from batchrun_kernels.cpu import GatherAttention, GatherPlan
+
+_BLOCK_SIZE = 4
+# (first chunk, length) of each sequence.
+_CHUNKS = ((4, 6), (5, 11), (11, 17))
+# float32 repeats to 1e-6. In half precision an expert may be chosen differently, so the median position counts:
+# measured differences are below 0.02, a wrong mask or a dropped argument is above 0.1.
+_TOLERANCE_FLOAT32 = 1e-3
+_TOLERANCE_HALF = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the check saw: the layers that store keys and values, and what their attention must be able to do."""
+
+    kv_layers: dict[int, KVLayer]
+    needs: frozenset[Feature]
+
+
+class _Witness(GatherAttention):
+    """Remembers how each layer asked."""
+
+    def __init__(self) -> None:
+        self.masks: list[Mask] = []
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: GatherPlan, mask: Mask) -> Tensor:
+        self.masks.append(mask)
+        return super().attend(q, keys, values, plan, mask)
+
+
+@torch.inference_mode()
+def check_against_eager(module: Any) -> Checked:
+    """`module` computes eager attention when this begins and "batchrun" when it returns.
+
+    Raises ModelUnavailable, naming the architecture, when the two differ or the packed call fails.
+    """
+    name = (module.config.architectures or [type(module).__name__])[0]
+    place = module.get_input_embeddings().weight
+    sequences = _sequences(place.shape[0])
+    alone = [_plain_logits(module, sequence, place) for sequence in sequences]
+    module.set_attn_implementation(NAME)
+    witness = _Witness()
+    try:
+        packed, cache = _packed_logits(module, sequences, witness, place)
+    except ModelUnavailable:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelUnavailable(f"{name} cannot be run over blocks: {reason}") from error
+    masks = witness.masks[: len(witness.masks) // 2]  # the second chunks ask the same again
+    _check_windows(name, module.config.get_text_config(decoder=True), masks)
+    _check_logits(name, torch.cat(packed), torch.cat(alone))
+    return Checked(cache.layers, frozenset().union(*(mask.features for mask in masks)))
+
+
+def _sequences(vocab_size: int) -> list[Sequence]:
+    sequences = []
+    free = list(range(sum(-(-length // _BLOCK_SIZE) for _, length in _CHUNKS)))[::-1]
+    for row, (_, length) in enumerate(_CHUNKS):
+        ids = (np.arange(length, dtype=np.int32) * 37 + 5 * row + 11) % vocab_size
+        sequence = Sequence(Request(row, ids.astype(np.int32), SamplingParams(max_tokens=1)), arrival=row)
+        sequence.block_table = [free.pop(row % len(free)) for _ in range(-(-length // _BLOCK_SIZE))]
+        sequences.append(sequence)
+    return sequences
+
+
+def _plain_logits(module: Any, sequence: Sequence, place: Tensor) -> Tensor:
+    """[length, vocab]."""
+    ids = torch.from_numpy(sequence.tokens.astype(np.int64)).to(place.device)
+    logits: Tensor = module(input_ids=ids[None], use_cache=False).logits[0]
+    return logits
+
+
+def _packed_logits(
+    module: Any, sequences: list[Sequence], witness: _Witness, place: Tensor
+) -> tuple[list[Tensor], KVCache]:
+    """Each sequence's logits [length, vocab], from two steps, and the cache they went through."""
+    cache = KVCache(sum(len(sequence.block_table) for sequence in sequences), _BLOCK_SIZE, witness, place)
+    parts: list[list[Tensor]] = [[] for _ in sequences]
+    for late in (False, True):
+        spans = [(cut, length - cut) if late else (0, cut) for cut, length in _CHUNKS]
+        items = tuple(Item(one, start, num, samples=late) for one, (start, num) in zip(sequences, spans, strict=True))
+        batch = pack(ScheduledBatch(items), _BLOCK_SIZE, place.device)
+        batch = replace(batch, sampled=torch.arange(batch.input_ids.shape[1], device=place.device))
+        logits = run_packed(module, batch, cache)
+        for own, part in zip(parts, torch.split(logits, [num for _, num in spans]), strict=True):
+            own.append(part)
+    return [torch.cat(own) for own in parts], cache
+
+
+def _check_windows(name: str, config: Any, masks: list[Mask]) -> None:
+    if not masks:
+        raise ModelUnavailable(f"{name} computes attention in its own code, which cannot run over blocks")
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    expected = [window if kind == "sliding_attention" else None for kind in kinds] if kinds else [window] * len(masks)
+    given = [mask.window for mask in masks]
+    if given != expected:
+        raise ModelUnavailable(
+            f"{name} asks its layers for windows {sorted(set(map(str, given)))}, "
+            f"its configuration for {sorted(set(map(str, expected)))}"
+        )
+
+
+def _check_logits(
+    name: str,
+    packed: Tensor,  # [num_tokens, vocab]
+    alone: Tensor,  # [num_tokens, vocab]
+) -> None:
+    packed, expected = packed.double(), alone.double()
+    errors = (packed - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)  # [num_tokens]
+    is_exact = alone.dtype == torch.float32
+    error = float(errors.max() if is_exact else errors.median())
+    # Written so that NaN fails.
+    if not error <= (_TOLERANCE_FLOAT32 if is_exact else _TOLERANCE_HALF):
+        raise ModelUnavailable(f"{name} gives different logits over blocks than alone (relative error {error:.1e})")

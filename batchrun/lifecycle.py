@@ -1,0 +1,202 @@
+"""A job from its options to its result: open the folder, plan, run what is pending, publish.
+
+Every stage reads only what the one before wrote, so any of them can be killed and started again. The same call
+goes on where the last one stopped, and returns at once when the job is complete.
+"""
+
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Iterator
+
+import pyarrow as pa
+
+from batchrun import __version__
+from batchrun.checkpoint import Checkpoint, cache_folder, load_tokenizer, resolve
+from batchrun.engine.statistics import Counters
+from batchrun.errors import DataError, StorageFailed
+from batchrun.executors import local
+from batchrun.job import Job
+from batchrun.observe.events import Event, Finished, Observe, RunProgress
+from batchrun.outcome import Outcome
+from batchrun.plan.plan import Plan, load_plan, make_plan
+from batchrun.plan.source import InputFiles, expand, fingerprint, scan
+from batchrun.stop import StopRequest
+from batchrun.store import counts
+from batchrun.store.publish import publish
+from batchrun.store.store import Store
+from batchrun.tasks.generate import result_schema
+
+_PROGRESS_FILE_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A job whose inputs and model were found and whose folder is open; nothing is loaded yet."""
+
+    job: Job
+    files: InputFiles
+    checkpoint: Checkpoint
+    store: Store
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return self.job.fingerprint(inputs=fingerprint(self.files), model_digest=self.checkpoint.spec.digest)
+
+    @property
+    def kept(self) -> pa.Schema:
+        """The input's columns that the result keeps."""
+        schema = self.files.schema
+        return schema if self.job.keep_cols is None else pa.schema([schema.field(n) for n in self.job.keep_cols])
+
+
+def plan(job: Job, observe: Observe) -> Plan:
+    """Plans the job, or finds the plan that it has; loads no weights.
+
+    Raises:
+        BatchrunError: whatever is wrong with inputs, columns, model or output, before anything has run.
+    """
+    opened = _open(job)
+    with opened.store.lock(job.wait_lock):
+        opened.store.check(job.model_dump(mode="json"), opened.identity)
+        return _planned(opened, observe)
+
+
+def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
+    """Brings the job to its end from wherever it is.
+
+    Raises:
+        StoppedEarly, Interrupted: `stop` was raised; what was done is saved.
+        BatchrunError: the job is wrong, or a disk or the engine failed; what was committed stays.
+    """
+    began = time.monotonic()
+    opened = _open(job)
+    store = opened.store
+    with store.lock(job.wait_lock):
+        store.check(job.model_dump(mode="json"), opened.identity)
+        if store.is_complete:
+            return _outcome(opened, load_plan(store.at.plan), Counters(), began, already_complete=True)
+        plan = _planned(opened, observe)
+        counters = Counters()
+        if store.num_done() < plan.summary.num_rows:
+            with _recording(store, observe) as recorded:
+                ran = local.run(job, plan, opened.checkpoint, store, recorded, stop)
+            counters = ran.counters
+            if not ran.is_complete:
+                observe(_finished("stopped", store, plan, counters, began))
+                raise stop.error(f"{store.num_done():,} of {plan.summary.num_rows:,} rows are committed")
+        rows = scan(opened.files, opened.kept.names, job.limit)
+        publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened))
+        observe(_finished("completed", store, plan, counters, began))
+        return _outcome(opened, plan, counters, began)
+
+
+def resume(output: Path, observe: Observe, stop: StopRequest) -> Outcome:
+    """Brings the job that is stored beside `output` to its end.
+
+    Raises:
+        BatchrunError: as `submit`, or there is no such job.
+    """
+    stored = dict(Store.open(output).job) | {"output": str(output), "overwrite": False}
+    return submit(Job.model_validate(stored), observe, stop)
+
+
+def _open(job: Job) -> _Opened:
+    """Everything that can be refused without loading or writing anything."""
+    files = expand(job.inputs)
+    store = Store.open(Path(job.output), overwrite=job.overwrite)
+    checkpoint = resolve(
+        job.model, revision=job.revision, cache=cache_folder(), trust_remote_code=job.trust_remote_code
+    )
+    opened = _Opened(job, files, checkpoint, store)
+    taken = sorted({*opened.kept.names} & {*result_schema(job.output_prefix).names})
+    if taken:
+        raise DataError(
+            f"the input has a column {taken[0]!r} and so has the result; give --output-prefix out_, "
+            "or leave the column out with --keep-cols"
+        )
+    return opened
+
+
+def _planned(opened: _Opened, observe: Observe) -> Plan:
+    job, store = opened.job, opened.store
+    found = load_plan(store.at.plan)
+    if found is not None:
+        return found
+    tokenizer = load_tokenizer(
+        opened.checkpoint,
+        tokenizer=job.tokenizer,
+        chat_template=job.chat_template,
+        trust_remote_code=job.trust_remote_code,
+    )
+    return make_plan(job, opened.files, tokenizer, opened.checkpoint.spec, store.at.plan, observe)
+
+
+@contextmanager
+def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
+    """`observe`, and what `status` shows of this process; at the end how it ended."""
+    latest: dict[str, object] = {"status": "in_progress"}
+    written_at = float("-inf")
+
+    def record(event: Event) -> None:
+        nonlocal written_at
+        observe(event)
+        if isinstance(event, RunProgress):
+            latest.update(asdict(event))
+            if time.monotonic() - written_at >= _PROGRESS_FILE_EVERY_S:
+                store.write_progress(latest)
+                written_at = time.monotonic()
+
+    store.write_progress(latest)
+    ending = "failed"
+    try:
+        yield record
+        ending = "cancelled"
+    finally:
+        try:
+            store.write_progress(latest | {"status": ending})
+        except StorageFailed:
+            # The disk is what failed the job, most likely; its own error is on the way already.
+            if ending != "failed":
+                raise
+
+
+def _footer(opened: _Opened) -> dict[str, str]:
+    return {"batchrun.version": __version__, "batchrun.model": opened.checkpoint.spec.name}
+
+
+def _finished(how: str, store: Store, plan: Plan, counters: Counters, began: float) -> Finished:
+    done = counts.total(store.at.list_parts())
+    return Finished(
+        how="completed" if how == "completed" else "stopped",
+        rows_done=done.rows,
+        rows_total=plan.summary.num_rows,
+        rows_failed=done.failed,
+        output_tokens=counters.output_tokens,
+        elapsed_s=time.monotonic() - began,
+    )
+
+
+def _outcome(
+    opened: _Opened, plan: Plan | None, counters: Counters, began: float, *, already_complete: bool = False
+) -> Outcome:
+    done = counts.total(opened.store.at.list_parts())
+    return Outcome(
+        output=opened.store.at.out,
+        rows=done.rows,
+        errors=done.errors,
+        duplicates=plan.summary.num_duplicates if plan else 0,
+        prompt_tokens=counters.prompt_tokens,
+        computed_tokens=counters.computed_prompt_tokens,
+        cached_tokens=counters.cached_tokens,
+        output_tokens=counters.output_tokens,
+        preemptions=counters.preemptions,
+        swapped_bytes=counters.swapped_bytes,
+        recomputed_tokens=counters.recomputed_tokens,
+        steps=counters.steps,
+        elapsed_s=time.monotonic() - began,
+        already_complete=already_complete,
+        max_error_rate=opened.job.max_error_rate,
+    )

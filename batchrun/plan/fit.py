@@ -1,0 +1,88 @@
+"""Holds prompts to the model's length.
+
+Knows nothing of columns, tokenizers or sampling beyond how many tokens an answer may have.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from batchrun.errors import DataError, RowError, UsageError
+
+if TYPE_CHECKING:
+    from batchrun.engine.request import TokenIds
+    from batchrun.job import Job
+    from batchrun.model_spec import ModelSpec
+
+# A text of so many characters for each token that fits is tokenised from its start (or end) only, when that is enough
+# to see that it does not fit; near the place of the cut the tokens may differ, so a margin of them is not relied on.
+_CHARS_PER_TOKEN = 32
+_PROBED_CHARS = 1 << 20
+MARGIN_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What happens to a prompt that leaves no room for a token. Lengths are tokens.
+
+    A cut prompt keeps `cut_len`: room for the whole answer, but at least half of the model's length.
+    """
+
+    on_overlong: Literal["error", "truncate-left", "truncate-right", "fail"]
+    max_model_len: int
+    cut_len: int
+
+    @classmethod
+    def of(cls, job: "Job", spec: "ModelSpec") -> "Fit":
+        """Raises UsageError: the job asks for more than the model's length."""
+        longest = effective_max_model_len(job, spec)
+        return cls(job.on_overlong, longest, longest - min(job.max_tokens, longest // 2))
+
+    @property
+    def max_prompt_len(self) -> int:
+        return self.max_model_len - 1
+
+    def probe(self, text: str) -> str:
+        """The text, or the part of it that decides, when it is very long."""
+        num_chars = max(_CHARS_PER_TOKEN * self.max_model_len, _PROBED_CHARS)
+        if len(text) <= num_chars:
+            return text
+        return text[-num_chars:] if self.on_overlong == "truncate-left" else text[:num_chars]
+
+    def apply(self, row: int, ids: "TokenIds", bos: int | None) -> "TokenIds | RowError":
+        """The ids that run, without a doubled BOS; a cut prompt keeps its BOS.
+
+        Raises:
+            DataError: too long, and the job is to fail then.
+        """
+        if bos is not None and len(ids) > 1 and ids[0] == bos == ids[1]:
+            ids = ids[1:]
+        if not len(ids):
+            return RowError("empty_prompt", f"row {row}: the prompt has no tokens; fill it or filter the row out")
+        if len(ids) <= self.max_prompt_len:
+            return ids
+        if self.on_overlong == "truncate-right":
+            return ids[: self.cut_len]
+        if self.on_overlong == "truncate-left":
+            kept = ids[-self.cut_len :].copy()
+            kept[0] = bos if ids[0] == bos else kept[0]
+            return kept
+        message = (
+            f"row {row}: the prompt has at least {len(ids):,} tokens, more than the {self.max_prompt_len:,} that "
+            f"--max-model-len {self.max_model_len:,} has room for; shorten it, or --on-overlong truncate-left"
+        )
+        if self.on_overlong == "fail":
+            raise DataError(message)
+        return RowError("overlong_prompt", message)
+
+
+def effective_max_model_len(job: "Job", spec: "ModelSpec") -> int:
+    """Tokens of prompt and output together, at most; the job's or else the model's.
+
+    Raises:
+        UsageError: the job asks for more than the model's length.
+    """
+    if job.max_model_len is None:
+        return spec.max_model_len
+    if job.max_model_len > spec.max_model_len:
+        raise UsageError(f"--max-model-len {job.max_model_len:,} is more than {spec.name}'s {spec.max_model_len:,}")
+    return job.max_model_len

@@ -1,0 +1,100 @@
+"""A row's own sampling parameters: from a cell to checked overrides, and from those to `SamplingParams`.
+
+Overrides travel as canonical JSON of what differs from the job's, so that equal rows compare equal; null: nothing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from batchrun.engine.request import SamplingParams
+from batchrun.job import Job
+from batchrun.nearest import nearest
+from batchrun.plan.cells import is_text
+
+PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
+
+
+class ParamsReader:
+    """Checks the cells of a parameters column: the names, types and limits are those of the job's own options."""
+
+    def __init__(self, base: SamplingParams) -> None:
+        self._base = base
+        # The job's fields themselves, so that a limit is stated once.
+        options: dict[str, Any] = {name: (field.annotation, field) for name, field in _options().items()}
+        self._model: type[BaseModel] = create_model(
+            "RowParams", __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **options
+        )
+
+    def overrides(self, cell: object) -> str | None:
+        """The canonical JSON of what the cell changes, or None when it changes nothing.
+
+        A cell is a mapping, pairs (a map column) or JSON text; null values in it count as not given.
+
+        Raises:
+            ValueError: the reason, for the row's `invalid_params`.
+        """
+        given = {key: value for key, value in _mapping(cell).items() if value is not None}
+        for key in given:
+            if key not in PARAM_NAMES:
+                close = nearest(str(key), PARAM_NAMES)
+                raise ValueError(f"unknown key {key!r}; " + (f"did you mean {close!r}?" if close else _known()))
+        try:
+            checked = self._model.model_validate(given)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"{first['loc'][0]}: {first['msg']}, not {first['input']!r}") from None
+        changed = {key: getattr(checked, key) for key in sorted(given)}
+        changed = {key: value for key, value in changed.items() if value != getattr(self._base, key)}
+        text = json.dumps(changed, separators=(",", ":")) if changed else None
+        _check_together(merged(self._base, text))
+        return text
+
+
+def merged(base: SamplingParams, params: str | None) -> SamplingParams:
+    """The job's parameters with a row's overrides, as `ParamsReader.overrides` wrote them."""
+    if params is None:
+        return base
+    changed = json.loads(params)
+    return replace(base, **{key: tuple(value) if isinstance(value, list) else value for key, value in changed.items()})
+
+
+def can_hold_params(kind: pa.DataType) -> bool:
+    """Whether a column of this type can hold parameters: struct, map or JSON text."""
+    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind)) or is_text(kind)
+
+
+def _options() -> dict[str, Any]:
+    return {name: Job.model_fields[name] for name in PARAM_NAMES}
+
+
+def _mapping(cell: object) -> Mapping[Any, Any]:
+    if cell is None or cell == "":
+        return {}
+    if isinstance(cell, str):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not JSON ({error})") from None
+    if isinstance(cell, list) and all(isinstance(pair, tuple) for pair in cell):
+        cell = dict(cell)
+    if cell is None:
+        return {}
+    if not isinstance(cell, Mapping):
+        raise ValueError(f"should be an object with parameters such as max_tokens, not {type(cell).__name__}")
+    return cell
+
+
+def _check_together(params: SamplingParams) -> None:
+    if params.min_tokens > params.max_tokens:
+        raise ValueError(f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}")
+    if "" in params.stop:
+        raise ValueError("stop holds an empty text")
+
+
+def _known() -> str:
+    return f"there are {', '.join(PARAM_NAMES)}"

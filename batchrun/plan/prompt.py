@@ -1,0 +1,203 @@
+"""Rows to token ids: render, apply the chat template, tokenise in large batches, and hold prompts to the model's length.
+
+Knows nothing of files, sorting or engines. Whatever is wrong with one row becomes that row's `RowError`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from batchrun.errors import DataError, RowError, UsageError
+from batchrun.plan.cells import column_values, row_numbers
+from batchrun.plan.fit import MARGIN_TOKENS, Fit
+from batchrun.plan.params import ParamsReader, can_hold_params
+from batchrun.plan.prompt_source import MessagesColumn, prompt_source
+from batchrun.plan.source import require_column
+
+if TYPE_CHECKING:
+    from batchrun.engine.request import TokenIds
+    from batchrun.job import Job
+    from batchrun.model_spec import ModelSpec
+    from batchrun.tokenizer import Conversation, Tokenizer
+
+_TOKENISED_CHARS = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A batch of rows after rendering; all lists have one entry a row.
+
+    A failed row has an error and no tokens. `params` is the canonical JSON of the row's own sampling parameters.
+    `sample` is the text of the first row that did not fail.
+    """
+
+    row_idx: NDArray[np.int64]  # [num_rows]
+    token_ids: "list[TokenIds]"
+    params: list[str | None]
+    errors: list[RowError | None]
+    sample: str | None
+
+
+class PromptRenderer:
+    """Turns record batches of `columns` into token ids."""
+
+    def __init__(self, job: "Job", tokenizer: "Tokenizer", spec: "ModelSpec", schema: pa.Schema) -> None:
+        """`schema` is the input's.
+
+        Raises:
+            DataError: a column is missing or of the wrong type, or the template does not fit the columns.
+            UsageError: chat options that the model cannot serve, or a length beyond the model's.
+        """
+        self._tokenizer = tokenizer
+        self._source = prompt_source(job, schema)
+        self._uses_chat = tokenizer.has_chat_template if job.chat == "auto" else job.chat == "on"
+        self._check_chat(job, spec.name)
+        self._system = job.system
+        self._params_col = job.params_col
+        self._params = ParamsReader(job.sampling)
+        if job.params_col is not None:
+            kind = require_column(schema, job.params_col, "--params-col").type
+            if not can_hold_params(kind):
+                raise DataError(f"--params-col: column {job.params_col!r} is {kind}; it should be a struct or JSON text")
+        self._fit = Fit.of(job, spec)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The input columns that `render` reads."""
+        params = () if self._params_col is None else (self._params_col,)
+        return tuple(dict.fromkeys((*self._source.columns, *params)))
+
+    @property
+    def label(self) -> str:
+        """What the prompts are made of, for people."""
+        return self._source.label + (", chat template" if self._uses_chat else "")
+
+    def render(self, batch: pa.RecordBatch) -> Rendered:
+        """Every row of the batch (as `source.scan` yields it), in order.
+
+        Raises:
+            DataError: a prompt is too long and the job is to fail then.
+        """
+        rows = row_numbers(batch)
+        params, errors = self._row_params(batch)
+        texts = self._texts(batch, errors)
+        token_ids: list[TokenIds] = [np.empty(0, dtype=np.int32)] * len(rows)
+        sample: str | None = None
+        good = [index for index, error in enumerate(errors) if error is None]
+        for index, ids in zip(good, self._tokenise([texts[index] for index in good]), strict=True):
+            outcome = self._fit.apply(int(rows[index]), ids, self._tokenizer.bos_token_id)
+            if isinstance(outcome, RowError):
+                errors[index] = outcome
+                continue
+            token_ids[index] = outcome
+            sample = sample if sample is not None else texts[index]
+        params = [None if error else text for text, error in zip(params, errors, strict=True)]
+        return Rendered(rows, token_ids, params, errors, sample)
+
+    def _check_chat(self, job: "Job", model: str) -> None:
+        if self._uses_chat and not self._tokenizer.has_chat_template:
+            raise UsageError(f"{model} has no chat template: give one with --chat-template, or --chat off")
+        if self._uses_chat:
+            return
+        if isinstance(self._source, MessagesColumn):
+            raise UsageError(f"{self._source.label} need a chat template, and {model} has none: --chat-template FILE")
+        if job.system is not None:
+            raise UsageError("--system needs a chat template; without one, write the text into --template")
+
+    def _row_params(self, batch: pa.RecordBatch) -> tuple[list[str | None], list[RowError | None]]:
+        params: list[str | None] = [None] * len(batch)
+        errors: list[RowError | None] = [None] * len(batch)
+        if self._params_col is None:
+            return params, errors
+        rows = row_numbers(batch).tolist()
+        for index, cell in enumerate(column_values(batch, self._params_col)):
+            if isinstance(cell, RowError):
+                errors[index] = RowError("invalid_params", cell.message)
+                continue
+            try:
+                params[index] = self._params.overrides(cell)
+            except ValueError as error:
+                message = f"row {rows[index]}: column {self._params_col!r}: {error}; correct it, or null for the job's"
+                errors[index] = RowError("invalid_params", message)
+        return params, errors
+
+    def _texts(self, batch: pa.RecordBatch, errors: list[RowError | None]) -> list[str]:
+        """The text to tokenise of each row, "" for those that failed; adds to `errors`."""
+        prompts = self._source.read(batch)
+        for index, prompt in enumerate(prompts):
+            if isinstance(prompt, RowError) and errors[index] is None:
+                errors[index] = prompt
+        good = [index for index, error in enumerate(errors) if error is None]
+        texts: list[Any] = [prompts[index] for index in good]
+        if self._uses_chat:
+            texts = self._chat([self._conversation(prompt) for prompt in texts])
+        _refuse_surrogates(texts)
+        rows = row_numbers(batch)
+        result = [""] * len(batch)
+        for index, text in zip(good, texts, strict=True):
+            if isinstance(text, RowError):
+                errors[index] = RowError(text.type, f"row {rows[index]}: {text.message}")
+            else:
+                result[index] = text
+        return result
+
+    def _conversation(self, prompt: "str | Conversation") -> "Conversation":
+        """The messages of a prompt; the job's system message comes first unless the row brings its own."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if self._system is None or messages[0]["role"] == "system":
+            return messages
+        return [{"role": "system", "content": self._system}, *messages]
+
+    def _chat(self, conversations: "list[Conversation]") -> list[str | RowError]:
+        """All at once; when the template refuses one of them, each by itself."""
+        try:
+            return list(self._tokenizer.chat(conversations))
+        # A chat template is the model's own code: whatever it raises is about the conversation.
+        except Exception:
+            return [self._chat_one(conversation) for conversation in conversations]
+
+    def _chat_one(self, conversation: "Conversation") -> str | RowError:
+        try:
+            return self._tokenizer.chat([conversation])[0]
+        except Exception as error:
+            reason = f"the chat template refuses it: {type(error).__name__}: {error}; correct the messages"
+            return RowError("template_error", reason)
+
+    def _tokenise(self, texts: list[str]) -> "Iterator[TokenIds]":
+        """The ids of each text; of a hopelessly long one only so many that it is seen not to fit."""
+        for chunk in _chunks(texts):
+            probes = [self._fit.probe(text) for text in chunk]
+            encoded = self._tokenizer.encode(probes, add_special_tokens=not self._uses_chat)
+            for text, probe, ids in zip(chunk, probes, encoded, strict=True):
+                if len(probe) < len(text) and len(ids) <= self._fit.max_prompt_len + MARGIN_TOKENS:
+                    yield self._tokenizer.encode([text], add_special_tokens=not self._uses_chat)[0]
+                else:
+                    yield ids
+
+
+def _refuse_surrogates(texts: list[Any]) -> None:
+    """Replaces texts that have no UTF-8 form (half a surrogate pair, from JSON) by an error, in place."""
+    try:
+        "".join(text for text in texts if isinstance(text, str)).encode()
+    except UnicodeEncodeError:
+        for index, text in enumerate(texts):
+            if isinstance(text, str) and any("\ud800" <= char <= "\udfff" for char in text):
+                texts[index] = RowError("invalid_utf8", "half a surrogate pair has no UTF-8 form; re-encode the text")
+
+
+def _chunks(texts: list[str]) -> Iterator[list[str]]:
+    """The texts in order, some MiB at a time."""
+    chunk: list[str] = []
+    size = 0
+    for text in texts:
+        chunk.append(text)
+        size += len(text)
+        if size >= _TOKENISED_CHARS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

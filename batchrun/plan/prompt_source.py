@@ -1,0 +1,130 @@
+"""Where a row's prompt comes from: a text column, a messages column, or a template over the row.
+
+Knows nothing of tokens. A prompt is a text or a conversation; a row without one has a `RowError`.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from batchrun.errors import DataError, RowError
+from batchrun.plan.cells import column_values, is_text, row_numbers
+from batchrun.plan.source import require_column
+from batchrun.plan.template import TemplatePrompt
+
+if TYPE_CHECKING:
+    from batchrun.job import Job
+    from batchrun.tokenizer import Conversation
+
+_DEFAULT_COLUMNS = ("prompt", "messages", "text")
+
+
+class PromptSource(Protocol):
+    """`columns` are those that `read` needs in its batches; `label` says what it is, for people."""
+
+    columns: tuple[str, ...]
+    label: str
+
+    def read(self, batch: pa.RecordBatch) -> "list[str | RowError] | list[Conversation | RowError]":
+        """The prompt of each row, never empty, or the reason why it has none."""
+        ...
+
+
+def prompt_source(job: "Job", schema: pa.Schema) -> "TextColumn | MessagesColumn | TemplatePrompt":
+    """The source that the job names; when it names none, a column called prompt, messages or text.
+
+    Raises:
+        DataError: a column that is missing or of the wrong type, or a template that does not fit the columns.
+    """
+    if job.template is not None:
+        return TemplatePrompt(job.template, schema)
+    if job.messages_col is not None:
+        return MessagesColumn(job.messages_col, schema)
+    if job.prompt_col is not None:
+        return TextColumn(job.prompt_col, schema)
+    for name in _DEFAULT_COLUMNS:
+        if name in schema.names:
+            return MessagesColumn(name, schema) if name == "messages" else TextColumn(name, schema)
+    names = ", ".join(schema.names[:20])
+    raise DataError(f"no column is called prompt, messages or text; say --prompt-col, --messages-col or -t (of: {names})")
+
+
+class TextColumn:
+    """The column's text, as it is."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        """Raises DataError: no such column, or it holds no text."""
+        field = require_column(schema, name, "--prompt-col")
+        if not is_text(field.type):
+            remedy = f"-t '{{{{ {name} }}}}' makes text of it"
+            raise DataError(f"--prompt-col: column {name!r} is {field.type}, not text; {remedy}")
+        self._name = name
+        self.columns = (name,)
+        self.label = f"column {name!r}"
+
+    def read(self, batch: pa.RecordBatch) -> list[str | RowError]:
+        """The text of each row, or the reason why it has none."""
+        values = column_values(batch, self._name)
+        rows = row_numbers(batch).tolist()
+        return [value or self._empty(row, value) for row, value in zip(rows, values, strict=True)]
+
+    def _empty(self, row: int, value: str | None) -> RowError:
+        what = "null" if value is None else "empty"
+        return RowError("empty_prompt", f"row {row}: column {self._name!r} is {what}; fill it or filter the row out")
+
+
+class MessagesColumn:
+    """The column's conversation: a list of role and content, or the same as JSON text."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        """Raises DataError: no such column, or it holds no messages."""
+        field = require_column(schema, name, "--messages-col")
+        if not is_text(field.type) and not _is_messages(field.type):
+            raise DataError(
+                f"--messages-col: column {name!r} is {field.type}; it should be a list of {{role, content}}, or JSON text"
+            )
+        self._name = name
+        self.columns = (name,)
+        self.label = f"messages in column {name!r}"
+
+    def read(self, batch: pa.RecordBatch) -> "list[Conversation | RowError]":
+        """The conversation of each row, or the reason why it has none."""
+        values = column_values(batch, self._name)
+        rows = row_numbers(batch).tolist()
+        return [self._conversation(row, value) for row, value in zip(rows, values, strict=True)]
+
+    def _conversation(self, row: int, value: Any) -> "Conversation | RowError":
+        if isinstance(value, RowError):
+            return value
+        try:
+            messages = json.loads(value) if isinstance(value, str) and value else value
+            if not messages:
+                what = "null" if value is None else "empty"
+                message = f"row {row}: column {self._name!r} is {what}; fill it or filter the row out"
+                return RowError("empty_prompt", message)
+            return _checked(messages)
+        except (ValueError, RecursionError) as error:
+            return RowError("template_error", f"row {row}: column {self._name!r}: {error}; correct it")
+
+
+def _is_messages(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return False
+    names = [field.name for field in kind.value_type] if pa.types.is_struct(kind.value_type) else []
+    return "role" in names and "content" in names
+
+
+def _checked(messages: Any) -> "Conversation":
+    """The messages without their null fields; ValueError says what is wrong with them."""
+    if not isinstance(messages, list):
+        raise ValueError(f"should be a list of messages, not {type(messages).__name__}")
+    checked = []
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise ValueError(f"message {number} should have role and content, not be {type(message).__name__}")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise ValueError(f"message {number}: {key!r} should be text, not {type(message.get(key)).__name__}")
+        checked.append({key: value for key, value in message.items() if value is not None})
+    return checked

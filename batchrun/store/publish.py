@@ -1,0 +1,203 @@
+"""From parts to OUT: results joined with the input's columns, in input order, proved complete, in one rename.
+
+Reads the input a second time, in step with the sorted results, so that memory does not grow with the job. Knows
+nothing of models or prompts.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from batchrun.errors import StorageFailed
+from batchrun.store.durable import new_name, remove, storage_errors, sync_file, sync_folder, write_file
+from batchrun.store.merge import MergedParts, row_indices
+from batchrun.store.parts import JOB_ID_KEY, read_row_idx
+from batchrun.store.store import Store
+
+_WINDOW_ROWS = 16_384
+_GROUP_ROWS = 65_536
+_GROUP_BYTES = 64 << 20
+_FILE_ROWS = 16 * _GROUP_ROWS
+_FILE_BYTES = 256 << 20
+_NUM_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What appeared at OUT."""
+
+    output: Path
+    num_rows: int
+    num_files: int
+
+
+def publish(
+    store: Store,
+    batches: Iterable[pa.RecordBatch],
+    kept: pa.Schema,
+    results: pa.Schema,
+    metadata: Mapping[str, str],
+) -> Publication:
+    """Writes OUT: the `kept` columns of the input, then the `results` columns of the parts; every input row once.
+
+    `batches` are the input's rows in input order: the row's index first (0, 1, …), then at least the `kept` columns.
+    `results` is the parts' schema, the row's index first. `metadata` goes into every file's footer beside the job's
+    id. OUT appears in one rename; a crash before it leaves the parts, and publishing starts again.
+
+    Raises:
+        StorageFailed: rows lack a result, or have several, or belong to no input row (the message names them), a
+            part is damaged, or the disk failed. OUT is as it was.
+        OutputRefused: something else has appeared at OUT.
+    """
+    staging, spill = (new_name(store.at.tmp, name) for name in ("publish", "runs"))
+    try:
+        with storage_errors(staging):
+            staging.mkdir()
+            spill.mkdir()
+        merged = MergedParts(store.at.list_parts(), results, spill)
+        footer = {**metadata, JOB_ID_KEY: store.job_id}
+        files = _Files(staging, pa.schema([*kept, *results], metadata=footer))
+        num_rows = 0
+        for window in _windows(batches):
+            rows = merged.take(num_rows + window.num_rows)
+            _prove(store, row_indices(rows), num_rows, num_rows + window.num_rows)
+            files.append([*_kept_columns(window, kept, num_rows), *rows.columns])
+            num_rows += window.num_rows
+        if merged.num_left:
+            raise _foreign_rows(merged.num_left, f"from row_idx {num_rows} on")
+        written = files.close()
+        _expose(store, staging, written)
+        return Publication(store.at.out, num_rows, len(written))
+    finally:
+        # Also after a full disk: what cannot be published must not hold the space that the next try needs.
+        for folder in (staging, spill):
+            remove(folder)
+
+
+def _windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, cut so that a window of long results stays small."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, _WINDOW_ROWS):
+            yield batch.slice(start, _WINDOW_ROWS)
+
+
+def _kept_columns(window: pa.RecordBatch, kept: pa.Schema, start: int) -> list[pa.Array]:
+    """The columns to keep; by position, since an input column may be called like the row's index."""
+    index = np.asarray(window.column(0).to_numpy(), dtype=np.int64)
+    expected = np.arange(start, start + window.num_rows)
+    assert np.array_equal(index, expected), f"input rows {index[:3]}… where {start}… was due"
+    names = window.schema.names[1:]
+    return [window.column(1 + names.index(name)) for name in kept.names]
+
+
+def _prove(store: Store, found: NDArray[np.int64], start: int, stop: int) -> None:
+    """Raises StorageFailed unless `found`, which is sorted, is exactly start … stop - 1."""
+    expected = np.arange(start, stop)
+    if np.array_equal(found, expected):
+        return
+    repeated = found[1:][found[1:] == found[:-1]]
+    if len(repeated):
+        raise _duplicates(store, np.unique(repeated))
+    strangers = np.setdiff1d(found, expected)
+    if len(strangers):
+        raise _foreign_rows(len(strangers), f"row_idx {_named(strangers)}")
+    missing = np.setdiff1d(expected, found)
+    raise StorageFailed(
+        f"no result for row_idx {_named(missing)}: the input has rows that are in no part; "
+        "run the same command again to compute them"
+    )
+
+
+def _duplicates(store: Store, rows: NDArray[np.int64]) -> StorageFailed:
+    parts = store.at.list_parts()
+    holding = [part.path.name for part in parts if rows[0] in read_row_idx(part, store.job_id)]
+    return StorageFailed(
+        f"more than one result for row_idx {_named(rows)}, in {', '.join(holding)} of {store.at.parts}; "
+        "delete the later part and run the same command again"
+    )
+
+
+def _foreign_rows(num_rows: int, which: str) -> StorageFailed:
+    return StorageFailed(
+        f"{num_rows} results ({which}) belong to no row of the input: it has changed since it was planned; "
+        "restore it, or --overwrite to start again"
+    )
+
+
+def _named(rows: NDArray[np.int64]) -> str:
+    shown = ", ".join(str(row) for row in rows[:_NUM_NAMED])
+    return shown if len(rows) <= _NUM_NAMED else f"{shown} … ({len(rows)} rows)"
+
+
+def _expose(store: Store, staging: Path, written: list[dict[str, str | int]]) -> None:
+    """From a finished folder to OUT. Before the rename to `ready` nothing is published; after it, OUT will be."""
+    at = store.at
+    with storage_errors(at.folder):
+        # The folder's names before its own name; the files were synced one by one.
+        sync_folder(staging)
+        # Before `ready`, so that a published OUT always has its manifest; without OUT a manifest means nothing.
+        write_file(at.manifest, json.dumps({"files": written}, indent=1).encode(), at.tmp)
+        staging.rename(at.ready)
+        sync_folder(at.folder)
+    store.reveal()
+
+
+class _Files:
+    """Parquet files of a bounded size in one folder. Where they are cut depends on the rows alone."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._pending = schema.empty_table()
+        self._writer: pq.ParquetWriter | None = None
+        self._file_rows = 0
+        self._written: list[dict[str, str | int]] = []
+
+    def append(self, columns: list[pa.Array | pa.ChunkedArray]) -> None:
+        table = pa.Table.from_arrays(columns, schema=self._schema)
+        self._pending = pa.concat_tables([self._pending, table])
+        while self._pending.num_rows >= _GROUP_ROWS or self._pending.nbytes >= _GROUP_BYTES:
+            self._write(self._pending.slice(0, _GROUP_ROWS))
+            self._pending = self._pending.slice(_GROUP_ROWS)
+
+    def close(self) -> list[dict[str, str | int]]:
+        """Writes what is left, at least one file; returns the name, rows and digest of each."""
+        if self._pending.num_rows or not self._written:
+            self._write(self._pending)
+        self._finish_file()
+        return self._written
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"part-{len(self._written):05d}.parquet"
+
+    def _write(self, group: pa.Table) -> None:
+        with storage_errors(self._path):
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(
+                    self._path, self._schema, compression="zstd", write_page_checksum=True
+                )
+            self._writer.write_table(group, row_group_size=_GROUP_ROWS)
+            self._file_rows += group.num_rows
+            is_full = self._file_rows >= _FILE_ROWS or self._path.stat().st_size >= _FILE_BYTES
+        if is_full:
+            self._finish_file()
+
+    def _finish_file(self) -> None:
+        if self._writer is None:
+            return
+        path = self._path
+        with storage_errors(path):
+            self._writer.close()
+            sync_file(path)
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self._written.append({"name": path.name, "num_rows": self._file_rows, "sha256": digest})
+        self._writer, self._file_rows = None, 0

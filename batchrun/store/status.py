@@ -1,0 +1,123 @@
+"""How far a job is, for anybody who asks, while another process works on it.
+
+Decided from what is committed: the footers of the parts. Uses the standard library only, so that it answers at
+once, and takes the lock for no longer than it takes to see whether somebody holds it.
+"""
+
+import fcntl
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from batchrun.errors import InputMissing
+from batchrun.store import counts
+from batchrun.store.layout import Layout, read_json
+
+# The words of the OpenAI Batch API.
+StatusWord = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+_ENDINGS = {"failed", "expired", "cancelled"}
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that works on the job now."""
+
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Rows; `completed` have an answer, `failed` have an error. `total` is None while the input is being planned."""
+
+    total: int | None
+    completed: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One look at a job.
+
+    `status` "validating" means planned at most; "failed" that the process ended without saying why; "cancelled" that
+    it stopped cleanly. The same command goes on from any of them. `errors` counts failed rows by type. `progress` is
+    what the process said of its rates at `progress_at` (seconds since the epoch).
+    """
+
+    output: str
+    status: StatusWord
+    request_counts: RequestCounts
+    errors: dict[str, int]
+    holder: Holder | None
+    progress: dict[str, Any]
+    progress_at: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def status(out: Path) -> Status:
+    """The state of the job of OUT.
+
+    Raises:
+        InputMissing: there is no such job.
+        StorageFailed: a part or the plan cannot be read.
+    """
+    at = Layout(out)
+    if not at.job.is_file():
+        raise InputMissing(f"no job at {at.folder}; batchrun submit creates one")
+    # Before the parts are counted: a process that ends meanwhile has then committed all that is counted.
+    holder = _holder(at)
+    planned = num_planned(at)
+    done = counts.total(at.list_parts())
+    progress = at.read_progress()
+    return Status(
+        output=str(out),
+        status=_word(at, holder is not None, planned is not None and done.rows >= planned, progress.get("status")),
+        request_counts=RequestCounts(planned, done.rows - done.failed, done.failed),
+        errors=done.errors,
+        holder=holder,
+        progress=progress,
+        progress_at=at.progress.stat().st_mtime if progress else None,
+    )
+
+
+def num_planned(at: Layout) -> int | None:
+    """Rows of the input according to the plan; None when there is no plan yet."""
+    plan = read_json(at.plan / "plan.json")
+    return None if plan is None else int(plan["summary"]["num_rows"])
+
+
+def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusWord:
+    if at.is_complete:
+        return "completed"
+    if is_held and said == "cancelling":
+        return "cancelling"
+    if is_held and is_done:
+        return "finalizing"
+    if is_held and at.plan.exists():
+        return "in_progress"
+    if is_held or said is None:
+        return "validating"
+    # Nobody holds it: it ended as it said, or without a word.
+    return next((word for word in get_args(StatusWord) if word == said and word in _ENDINGS), "failed")
+
+
+def _holder(at: Layout) -> Holder | None:
+    """Who holds the lock; None when it is free. A lock is freed by the system when its process dies."""
+    try:
+        descriptor = os.open(at.lock, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        # Shared, so that two who ask do not see each other; let go at once, since a job may be starting.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except OSError:
+        who = at.read_holder()
+        return Holder(int(who.get("pid", 0)), str(who.get("host", "?")))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,113 @@
+"""The proof, after the fact and from the disk alone, that OUT is complete and undamaged.
+
+Reads every byte of OUT once; trusts neither the footers nor the process that wrote it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from batchrun.errors import InputMissing
+from batchrun.store import counts
+from batchrun.store.layout import Layout, read_json
+from batchrun.store.status import num_planned
+
+_BATCH_ROWS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was found; `problems` is empty exactly when every planned row is in OUT once, in order and undamaged."""
+
+    output: str
+    num_rows: int
+    num_planned: int | None
+    num_failed: int
+    num_files: int
+    problems: tuple[str, ...]
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.problems
+
+
+def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
+    """Checks OUT against its manifest and its plan: digests, one schema, row indices 0, 1, … n - 1 in order.
+
+    Raises:
+        InputMissing: there is no such job.
+        StorageFailed: the job folder itself cannot be read.
+    """
+    at = Layout(out)
+    if not at.job.is_file():
+        raise InputMissing(f"no job at {at.folder}; batchrun submit creates one")
+    planned, done = num_planned(at), counts.total(at.list_parts())
+    if not at.is_complete:
+        of = "an unknown number of" if planned is None else planned
+        problem = f"{out} is not complete: {done.rows} of {of} rows have a result; run the same command again"
+        return VerifyReport(str(out), done.rows, planned, done.failed, 0, (problem,))
+    scan = _Scan(index_column)
+    for name, entry in _expected(at).items():
+        scan.read(at.out / name, entry)
+    for path in sorted(set(at.out.iterdir()) - {at.out / name for name in _expected(at)}):
+        scan.problems.append(f"{path} is not part of the result; move it away")
+    if planned is not None and scan.next_row != planned:
+        scan.problems.append(f"{scan.next_row} rows instead of the {planned} that were planned")
+    return VerifyReport(str(out), scan.num_rows, planned, done.failed, scan.num_files, tuple(scan.problems))
+
+
+def _expected(at: Layout) -> dict[str, dict[str, Any]]:
+    manifest = read_json(at.manifest) or {"files": []}
+    return {str(entry["name"]): entry for entry in manifest["files"]}
+
+
+class _Scan:
+    """Reads the files of OUT one after the other and collects what is wrong, one line a problem."""
+
+    def __init__(self, index_column: str) -> None:
+        self._index_column = index_column
+        self._schema: pa.Schema | None = None
+        self.problems: list[str] = []
+        self.num_files = 0
+        self.num_rows = 0
+        self.next_row = 0
+
+    def read(self, path: Path, expected: dict[str, Any]) -> None:
+        self.num_files += 1
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != expected["sha256"]:
+                self.problems.append(f"{path} has been changed since it was written (its sha256 differs)")
+            self._read_rows(path)
+        except FileNotFoundError:
+            self.problems.append(f"{path} is missing")
+        except (pa.ArrowException, OSError) as error:
+            self.problems.append(f"{path} cannot be read: {str(error).splitlines()[0]}")
+
+    def _read_rows(self, path: Path) -> None:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            schema = file.schema_arrow.remove_metadata()
+            if self._schema is not None and schema != self._schema:
+                self.problems.append(f"{path} has other columns than the files before it")
+            self._schema = self._schema or schema
+            if self._index_column not in schema.names:
+                self.problems.append(f"{path} has no column {self._index_column}")
+                return
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+                self._check(path, np.asarray(batch.column(self._index_column).to_numpy(), dtype=np.int64))
+
+    def _check(self, path: Path, rows: NDArray[np.int64]) -> None:
+        wrong = np.flatnonzero(rows != np.arange(self.next_row, self.next_row + len(rows)))
+        if len(wrong):
+            due = self.next_row + int(wrong[0])
+            self.problems.append(f"{path}: row_idx {rows[wrong[0]]} where {due} was due")
+        self.num_rows += len(rows)
+        # From what was found: one row too many or too few is one problem, not one for every batch after it.
+        self.next_row = int(rows[-1]) + 1 if len(rows) else self.next_row

@@ -1,0 +1,195 @@
+"""What a person sees of a running job: lines at the right times, a bar that ends, nothing when quiet."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from batchrun.observe.duration import duration
+from batchrun.observe.events import Committed, Event, Finished, Message, PlanProgress, RunProgress
+from batchrun.observe.log import LOGGER, LogFormat, logging_to
+from batchrun.observe.progress import BarProgress, LogProgress, SilentProgress, eta_s, make_observer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, dict[str, object]]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.getMessage(), getattr(record, "fields", {})))
+
+
+@pytest.fixture
+def records() -> Iterator[Records]:
+    handler = Records()
+    LOGGER.addHandler(handler)
+    before = LOGGER.level
+    LOGGER.setLevel(logging.INFO)
+    yield handler
+    LOGGER.removeHandler(handler)
+    LOGGER.setLevel(before)
+
+
+def run_at(elapsed_s: float, tokens_done: int, rows_done: int = 0) -> RunProgress:
+    return RunProgress(
+        rows_done=rows_done,
+        rows_total=63,
+        rows_failed=2,
+        tokens_done=tokens_done,
+        tokens_total=1000,
+        hit_rate=0.711,
+        kv_usage=0.83,
+        preemptions=1,
+        num_running=7,
+        elapsed_s=elapsed_s,
+        output_tokens=int(10 * elapsed_s),
+    )
+
+
+FINISHED = Finished(how="completed", rows_done=63, rows_total=63, rows_failed=2, output_tokens=630, elapsed_s=63.0)
+
+
+def test_log_has_a_line_at_once_one_a_minute_and_one_at_the_end(records: Records) -> None:
+    clock = Clock()
+    observer = LogProgress(LOGGER, clock)
+    events: list[tuple[float, Event]] = [
+        (0, PlanProgress(10)),
+        (59, PlanProgress(20)),
+        (60, PlanProgress(30)),
+        (61, run_at(0, 200)),
+        (120, run_at(59, 290)),
+        (121, run_at(60, 300, rows_done=9)),
+        (122, FINISHED),
+    ]
+    for at_s, event in events:
+        clock.now_s = 1000.0 + at_s
+        observer(event)
+    same = {"failed": 2, "hit": "0.71", "kv": "0.83", "running": 7, "preemptions": 1}
+    assert records.lines == [
+        ("progress", {"stage": "plan", "rows": 10}),
+        ("progress", {"stage": "plan", "rows": 30}),
+        ("progress", {"stage": "run", "rows": "0/63", "pct": "20.0", "tok_s": 0, "eta": "unknown"} | same),
+        ("progress", {"stage": "run", "rows": "9/63", "pct": "30.0", "tok_s": 10, "eta": "7m00s"} | same),
+        ("completed", {"rows": "63/63", "failed": 2, "tok_s": 10, "elapsed": "1m03s"}),
+    ]
+
+
+def test_log_lines_hold_no_carriage_return_nor_escape(records: Records) -> None:
+    stream = io.StringIO()
+    with logging_to(stream, "text", logging.INFO):
+        observer = make_observer("auto", stream, LOGGER, Clock())
+        for event in (PlanProgress(1), run_at(1, 1), Message("warning", "bad\r\x1b[31m row"), FINISHED):
+            observer(event)
+        observer.close()
+    lines = stream.getvalue().split("\n")
+    assert [line.split(" ", 1)[1] for line in lines[:-1]] == [
+        "INFO progress stage=plan rows=1",
+        "INFO progress stage=run rows=0/63 pct=0.1 failed=2 tok_s=10 hit=0.71 kv=0.83 "
+        "running=7 preemptions=1 eta=unknown",
+        "WARNING bad \\x1b[31m row",
+        "INFO completed rows=63/63 failed=2 tok_s=10 elapsed=1m03s",
+    ]
+    assert lines[-1] == ""
+    assert not {"\r", "\x1b"} & set(stream.getvalue())
+
+
+def test_json_lines_hold_the_same_keys() -> None:
+    stream = io.StringIO()
+    with logging_to(stream, "json", logging.INFO):
+        LogProgress(LOGGER, Clock())(FINISHED)
+    line = json.loads(stream.getvalue())
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "INFO",
+        "message": "completed",
+        "rows": "63/63",
+        "failed": 2,
+        "tok_s": 10,
+        "elapsed": "1m03s",
+    }
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_logging_is_as_before_afterwards(log_format: LogFormat) -> None:
+    before = (LOGGER.level, list(logging.getLogger().handlers))
+    with logging_to(io.StringIO(), log_format, logging.DEBUG):
+        pass
+    assert (LOGGER.level, list(logging.getLogger().handlers)) == before
+
+
+def test_bar_shows_rows_rate_hits_and_kv_and_ends_its_line(records: Records) -> None:
+    stream = Terminal()
+    observer = make_observer("auto", stream, LOGGER, Clock())
+    assert isinstance(observer, BarProgress)
+    observer(PlanProgress(63))
+    observer(run_at(0, 200))
+    observer(run_at(60, 300, rows_done=9))
+    observer(FINISHED)
+    observer.close()
+    last = stream.getvalue().split("\r")[-1]
+    assert "run  30%|" in last
+    assert "9/63 rows  10 tok/s  prefix hit 71%  KV 83%  preempted 1  failed 2 ETA " in last
+    assert last.endswith("\n")
+    assert records.lines == []
+
+
+def test_quiet_shows_messages_only(records: Records) -> None:
+    observer = SilentProgress(LOGGER)
+    for event in (
+        PlanProgress(1),
+        run_at(1, 1),
+        Committed(3, "part-00003-0001.parquet", 7),
+        Message("warning", "pool is small"),
+        FINISHED,
+    ):
+        observer(event)
+    observer.close()
+    assert records.lines == [("pool is small", {})]
+
+
+def test_commits_are_logged_for_the_curious(records: Records) -> None:
+    LOGGER.setLevel(logging.DEBUG)
+    LogProgress(LOGGER, Clock())(Committed(unit=3, part="part-00003-0001.parquet", rows=7))
+    assert records.lines == [("committed", {"unit": 3, "part": "part-00003-0001.parquet", "rows": 7})]
+
+
+@pytest.mark.parametrize(
+    ("mode", "stream", "kind"),
+    [
+        ("auto", io.StringIO(), LogProgress),
+        ("auto", Terminal(), BarProgress),
+        ("bar", io.StringIO(), BarProgress),
+        ("log", Terminal(), LogProgress),
+        ("none", Terminal(), SilentProgress),
+    ],
+)
+def test_mode_chooses_the_observer(mode: str, stream: io.StringIO, kind: type) -> None:
+    assert type(make_observer(mode, stream, LOGGER, Clock())) is kind  # type: ignore[arg-type]
+
+
+def test_eta_ignores_what_an_earlier_process_did() -> None:
+    assert eta_s(run_at(5, 400), run_at(15, 500)) == 50.0
+    assert eta_s(run_at(5, 400), run_at(15, 400)) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (725, "12m05s"), (12000, "3h20m")]
+)
+def test_duration_reads_like_an_option(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
