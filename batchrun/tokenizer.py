@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchrun.errors import ModelUnavailable, UsageError
 
 if TYPE_CHECKING:
     from batchrun.engine.request import TokenIds
 
+Ids = Sequence[int] | NDArray[np.int32]  # [num_tokens]
 Conversation = list[dict[str, Any]]  # messages: at least role and content
 
 
@@ -33,11 +35,11 @@ class Tokenizer(Protocol):
         """One int32 [num_tokens] array a text; `add_special_tokens` adds what the model expects around plain text."""
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Ids) -> str:
         """The text of the ids, special tokens left out, spaces as they are."""
         ...
 
-    def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+    def decode_batch(self, token_ids: Sequence[Ids]) -> list[str]:
         """`decode` of each."""
         ...
 
@@ -106,10 +108,10 @@ class HFTokenizer:
         encoded = self._tokenizer(texts, add_special_tokens=add_special_tokens)
         return [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Ids) -> str:
         return self.decode_batch([token_ids])[0]
 
-    def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+    def decode_batch(self, token_ids: Sequence[Ids]) -> list[str]:
         plain = [np.asarray(ids, dtype=np.int64).tolist() for ids in token_ids]
         texts = self._tokenizer.batch_decode(plain, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return [str(text) for text in texts]
@@ -142,11 +144,11 @@ class EchoTokenizer:
             ids[ends - lengths] = 1
         return [ids[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Ids) -> str:
         ids = np.asarray(token_ids, dtype=np.int64)
         return (ids[ids >= 3] - 3).astype(np.uint8).tobytes().decode(errors="replace")
 
-    def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+    def decode_batch(self, token_ids: Sequence[Ids]) -> list[str]:
         return [self.decode(ids) for ids in token_ids]
 
     def chat(self, conversations: list[Conversation]) -> list[str]:

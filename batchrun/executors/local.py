@@ -74,6 +74,15 @@ def _build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
             num_host_slots=(_ECHO_HOST_BYTES if job.swap_space is None else job.swap_space) // block_bytes,
         )
     # Imported here: planning, status and a complete job need no torch.
-    from batchrun.engine.runner import TorchRunner
+    from batchrun.engine.runner import RunnerOptions, TorchRunner
 
-    return TorchRunner.build(checkpoint, job)
+    options = RunnerOptions(
+        dtype=job.dtype,
+        device=job.device,
+        block_size=job.block_size,
+        kv_cache_memory=job.kv_cache_memory,
+        gpu_memory_utilization=job.gpu_memory_utilization,
+        swap_space=job.swap_space,
+        trust_remote_code=job.trust_remote_code,
+    )
+    return TorchRunner.build(checkpoint, options)

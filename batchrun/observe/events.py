@@ -12,9 +12,10 @@ Level = Literal["debug", "info", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class PlanProgress:
-    """`rows` of the input have been read, rendered and tokenised so far."""
+    """Planning so far: `rows` of the input rendered and tokenised, or, after that, put in order."""
 
     rows: int
+    stage: Literal["render", "order"] = "render"
 
 
 @dataclass(frozen=True, slots=True)

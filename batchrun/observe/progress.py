@@ -4,6 +4,7 @@ Turns events into text on stderr and knows nothing of the job behind them. The c
 """
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, TextIO
 
@@ -15,7 +16,7 @@ from batchrun.observe.events import Committed, Event, Finished, Message, PlanPro
 ProgressMode = Literal["auto", "bar", "log", "none"]
 Clock = Callable[[], float]  # seconds, from any start
 _LOG_EVERY_S = 60.0
-_BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:20}| {postfix[0]} ETA {remaining}"
+_BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:10}| ETA {remaining}  {postfix[0]}"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
 
@@ -31,7 +32,7 @@ def make_observer(mode: ProgressMode, stream: TextIO, logger: logging.Logger, cl
     """The observer for `mode`; `auto` is a bar when `stream` is a terminal and log lines otherwise."""
     if mode == "none":
         return SilentProgress(logger)
-    if mode == "bar" or (mode == "auto" and stream.isatty()):
+    if mode == "bar" or (mode == "auto" and _has_room_for_bar(stream)):
         return BarProgress(stream, logger)
     return LogProgress(logger, clock)
 
@@ -55,14 +56,14 @@ class LogProgress:
     def __init__(self, logger: logging.Logger, clock: Clock) -> None:
         self._logger = logger
         self._clock = clock
-        self._stage: type[Event] | None = None
+        self._stage: str | None = None
         self._logged_at = 0.0
         self._first: RunProgress | None = None
 
     def __call__(self, event: Event) -> None:
         match event:
             case PlanProgress():
-                self._at_times(event, {"stage": "plan", "rows": event.rows})
+                self._at_times(event, {"rows": event.rows})
             case RunProgress():
                 self._first = self._first or event
                 self._at_times(event, _run_fields(event, eta_s(self._first, event)))
@@ -74,12 +75,12 @@ class LogProgress:
     def close(self) -> None:
         pass
 
-    def _at_times(self, event: Event, fields: dict[str, object]) -> None:
-        now = self._clock()
-        if type(event) is self._stage and now - self._logged_at < _LOG_EVERY_S:
+    def _at_times(self, event: PlanProgress | RunProgress, fields: dict[str, object]) -> None:
+        now, stage = self._clock(), _stage(event)
+        if stage == self._stage and now - self._logged_at < _LOG_EVERY_S:
             return
-        self._stage, self._logged_at = type(event), now
-        self._logger.info("progress", extra={"fields": fields})
+        self._stage, self._logged_at = stage, now
+        self._logger.info("progress", extra={"fields": {"stage": stage} | fields})
 
 
 class BarProgress:
@@ -89,12 +90,12 @@ class BarProgress:
         self._stream = stream
         self._logger = logger
         self._bar: Any = None
-        self._stage: type[Event] | None = None
+        self._stage: str | None = None
 
     def __call__(self, event: Event) -> None:
         match event:
             case PlanProgress():
-                bar = self._bar_of(event, desc="plan", unit=" rows", unit_scale=False)
+                bar = self._bar_of(event, unit=" rows")
                 bar.update(event.rows - bar.n)
             case RunProgress():
                 self._show_run(event)
@@ -110,17 +111,27 @@ class BarProgress:
 
     def _show_run(self, event: RunProgress) -> None:
         # What an earlier process did says nothing about the speed of this one, hence `initial`.
-        bar = self._bar_of(event, desc="run", bar_format=_BAR_FORMAT, initial=event.tokens_done, postfix=[""])
-        bar.total = event.tokens_total
+        bar = self._bar_of(event, bar_format=_BAR_FORMAT, initial=event.tokens_done, postfix=[""])
+        bar.total = event.tokens_total or None
         bar.postfix[0] = _run_text(event)
         bar.update(event.tokens_done - bar.n)
 
-    def _bar_of(self, event: Event, **options: object) -> Any:
-        if self._bar is None or type(event) is not self._stage:
+    def _bar_of(self, event: PlanProgress | RunProgress, **options: Any) -> Any:
+        if self._bar is None or _stage(event) != self._stage:
             self.close()
-            self._stage = type(event)
-            self._bar = tqdm(file=self._stream, dynamic_ncols=True, **options)
+            self._stage = _stage(event)
+            self._bar = tqdm(file=self._stream, desc=self._stage, dynamic_ncols=True, **options)
         return self._bar
+
+
+def _has_room_for_bar(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal; one that is 0 columns wide, as containers have them, shows no bar."""
+    if not stream.isatty():
+        return False
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except OSError:
+        return True
 
 
 def eta_s(first: RunProgress, now: RunProgress) -> float | None:
@@ -130,11 +141,14 @@ def eta_s(first: RunProgress, now: RunProgress) -> float | None:
     return (now.tokens_total - now.tokens_done) * elapsed / done if done > 0 else None
 
 
+def _stage(event: PlanProgress | RunProgress) -> str:
+    return "run" if isinstance(event, RunProgress) else event.stage
+
+
 def _run_fields(event: RunProgress, eta: float | None) -> dict[str, object]:
     return {
-        "stage": "run",
         "rows": f"{event.rows_done}/{event.rows_total}",
-        "pct": f"{100 * event.tokens_done / max(event.tokens_total, 1):.1f}",
+        "pct": f"{100 * event.tokens_done / event.tokens_total:.1f}" if event.tokens_total else "unknown",
         "failed": event.rows_failed,
         "tok_s": round(_tokens_per_s(event)),
         "hit": f"{event.hit_rate:.2f}",
@@ -157,7 +171,7 @@ def _finished_fields(event: Finished) -> dict[str, object]:
 def _run_text(event: RunProgress) -> str:
     text = (
         f"{event.rows_done:,}/{event.rows_total:,} rows  {_tokens_per_s(event):,.0f} tok/s  "
-        f"prefix hit {event.hit_rate:.0%}  KV {event.kv_usage:.0%}  preempted {event.preemptions}"
+        f"hit {event.hit_rate:.0%}  KV {event.kv_usage:.0%}  preempted {event.preemptions}"
     )
     return f"{text}  failed {event.rows_failed:,}" if event.rows_failed else text
 

@@ -20,7 +20,7 @@ def column_values(batch: pa.RecordBatch, name: str) -> list[Any | RowError]:
     column = batch.column(batch.schema.get_all_field_indices(name)[-1])
     rows = row_numbers(batch)
     try:
-        values = column.to_pylist()
+        values: list[Any | RowError] = column.to_pylist()
     except (ValueError, OverflowError, pa.ArrowException):
         values = [_one(column[index], int(rows[index]), name) for index in range(len(column))]
     if _is_bytes(column.type):

@@ -64,7 +64,8 @@ class Fit:
             return ids[: self.cut_len]
         if self.on_overlong == "truncate-left":
             kept = ids[-self.cut_len :].copy()
-            kept[0] = bos if ids[0] == bos else kept[0]
+            if bos is not None and ids[0] == bos:
+                kept[0] = bos
             return kept
         message = (
             f"row {row}: the prompt has at least {len(ids):,} tokens, more than the {self.max_prompt_len:,} that "

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BIG_ENDIAN = np.dtype(">u4")
 # A record is made of big-endian words, so that bytes compare as tokens do:
 #   token + 1, …  |  0  |  params as UTF-8, padded with NUL  |  row_idx, two words  |  number of tokens
-# Nothing after the unique row_idx takes part in the comparison; no token is 0, so a prefix sorts before what extends it.
+# The unique row_idx ends every comparison; no token is 0, so a prefix sorts before what extends it.
 _TRAILER_WORDS = 3
 _SEPARATOR_WORDS = 1
 _MAX_COMPARED = 1024
@@ -58,9 +58,7 @@ class Order:
         """Sorted runs go to `folder`, which exists; memory is as for `ExternalSort`."""
         self._sort = ExternalSort(folder, memory_bytes)
 
-    def add(
-        self, row_idx: NDArray[np.int64], token_ids: "list[TokenIds]", params: list[str | None]
-    ) -> None:
+    def add(self, row_idx: NDArray[np.int64], token_ids: "list[TokenIds]", params: list[str | None]) -> None:
         """Rows with at least one token each, in three lists of one length."""
         if len(row_idx):
             self._sort.add(encode(row_idx, token_ids, params))
@@ -169,7 +167,8 @@ def _padded(params: str | None) -> bytes:
 def _positions(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """`starts[0] … starts[0] + lengths[0]`, `starts[1] …`, one after the other."""
     before = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)
+    positions: NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+    return positions
 
 
 def _parts(records: list[bytes]) -> Iterator[list[bytes]]:
@@ -198,9 +197,7 @@ def _decode(records: list[bytes]) -> _Rows:
     return _Rows(row_idx, tokens, np.concatenate(([0], np.cumsum(lengths))), params)
 
 
-def _fold(
-    rows: _Rows, held: list[NDArray[np.int64]], is_foldable: "Callable[[str | None], bool]"
-) -> _Groups:
+def _fold(rows: _Rows, held: list[NDArray[np.int64]], is_foldable: "Callable[[str | None], bool]") -> _Groups:
     """The groups of equal rows; `held` are duplicates of the first row from before."""
     num_rows = len(rows.row_idx)
     shared = shared_lengths(rows.tokens, rows.offsets)

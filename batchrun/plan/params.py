@@ -59,8 +59,11 @@ def merged(base: SamplingParams, params: str | None) -> SamplingParams:
     """The job's parameters with a row's overrides, as `ParamsReader.overrides` wrote them."""
     if params is None:
         return base
-    changed = json.loads(params)
-    return replace(base, **{key: tuple(value) if isinstance(value, list) else value for key, value in changed.items()})
+    # JSON has lists where the parameters have tuples.
+    changed: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(params).items()
+    }
+    return replace(base, **changed)
 
 
 def can_hold_params(kind: pa.DataType) -> bool:

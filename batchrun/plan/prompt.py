@@ -1,4 +1,4 @@
-"""Rows to token ids: render, apply the chat template, tokenise in large batches, and hold prompts to the model's length.
+"""Rows to token ids: render, apply the chat template, tokenise in large batches, hold to the model's length.
 
 Knows nothing of files, sorting or engines. Whatever is wrong with one row becomes that row's `RowError`.
 """
@@ -62,7 +62,7 @@ class PromptRenderer:
         if job.params_col is not None:
             kind = require_column(schema, job.params_col, "--params-col").type
             if not can_hold_params(kind):
-                raise DataError(f"--params-col: column {job.params_col!r} is {kind}; it should be a struct or JSON text")
+                raise DataError(f"--params-col: column {job.params_col!r} is {kind}; make it a struct or JSON text")
         self._fit = Fit.of(job, spec)
 
     @property

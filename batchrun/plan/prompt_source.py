@@ -47,7 +47,7 @@ def prompt_source(job: "Job", schema: pa.Schema) -> "TextColumn | MessagesColumn
         if name in schema.names:
             return MessagesColumn(name, schema) if name == "messages" else TextColumn(name, schema)
     names = ", ".join(schema.names[:20])
-    raise DataError(f"no column is called prompt, messages or text; say --prompt-col, --messages-col or -t (of: {names})")
+    raise DataError(f"no column is called prompt, messages or text; say --prompt-col, --messages-col or -t ({names})")
 
 
 class TextColumn:
@@ -69,7 +69,7 @@ class TextColumn:
         rows = row_numbers(batch).tolist()
         return [value or self._empty(row, value) for row, value in zip(rows, values, strict=True)]
 
-    def _empty(self, row: int, value: str | None) -> RowError:
+    def _empty(self, row: int, value: object) -> RowError:
         what = "null" if value is None else "empty"
         return RowError("empty_prompt", f"row {row}: column {self._name!r} is {what}; fill it or filter the row out")
 
@@ -82,7 +82,7 @@ class MessagesColumn:
         field = require_column(schema, name, "--messages-col")
         if not is_text(field.type) and not _is_messages(field.type):
             raise DataError(
-                f"--messages-col: column {name!r} is {field.type}; it should be a list of {{role, content}}, or JSON text"
+                f"--messages-col: column {name!r} is {field.type}; make it a list of role and content, or JSON"
             )
         self._name = name
         self.columns = (name,)

@@ -55,7 +55,7 @@ class TemplatePrompt:
             if text := self._template.render(values):
                 return text
             return RowError("empty_prompt", f"row {row}: the template renders to nothing; filter the row out")
-        except _NullPrinted:
+        except _NullPrintedError:
             nulls = [name for name in self.columns if values[name] is None]
             name = nulls[0] if len(nulls) == 1 else "column"
             which = f"null here: {', '.join(map(repr, nulls))}" if nulls else "inside a column's value"
@@ -66,7 +66,7 @@ class TemplatePrompt:
         return RowError("template_error", f"row {row}: {message}")
 
 
-class _NullPrinted(Exception):
+class _NullPrintedError(Exception):
     """A template's expression came out as None, which would read as the word None."""
 
 
@@ -79,7 +79,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _not_null(value: Any) -> Any:
     if value is None:
-        raise _NullPrinted
+        raise _NullPrintedError
     return value
 
 

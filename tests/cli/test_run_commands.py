@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ByteSize
 
 from batchrun.errors import (
     BatchrunError,
@@ -62,7 +63,7 @@ def test_options_reach_the_job_typed(library: Library, run: Run, tmp_path: Path)
         Job(
             inputs=(f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"), output=f"{tmp_path}/out", model="echo",
             template="{{ x }}", system="Be brief.", limit=7, max_tokens=16, stop=("a,b", "c"), stop_token_ids=(1, 2),
-            keep_cols=("x", "y"), ignore_eos=True, kv_cache_memory=64 * 1024**2, checkpoint_every=5.0,
+            keep_cols=("x", "y"), ignore_eos=True, kv_cache_memory=ByteSize(64 * 1024**2), checkpoint_every=5.0,
             max_error_rate=0.01,
         )
     ]  # fmt: skip
@@ -166,7 +167,7 @@ def test_submit_prints_the_folder_on_stdout_and_the_summary_on_stderr(library: L
         "rows       63 · 3 failed (overlong_prompt 2, template_error 1) · 5 duplicates share an answer",
         "prompts    1,000 tokens · prefix hit 75.0% · 250 computed",
         "output     4,096 tokens · 512.0 tok/s",
-        "preempted  3 times · 12.0MiB swapped · 111 tokens recomputed",
+        "preempted  3 · 12.0MiB swapped · 111 tokens recomputed",
         "time       8s · 77 steps",
     ]
 

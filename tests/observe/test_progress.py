@@ -1,8 +1,12 @@
 """What a person sees of a running job: lines at the right times, a bar that ends, nothing when quiet."""
 
+import fcntl
 import io
 import json
 import logging
+import os
+import struct
+import termios
 from collections.abc import Iterator
 
 import pytest
@@ -72,6 +76,7 @@ def test_log_has_a_line_at_once_one_a_minute_and_one_at_the_end(records: Records
         (0, PlanProgress(10)),
         (59, PlanProgress(20)),
         (60, PlanProgress(30)),
+        (60.5, PlanProgress(7, "order")),
         (61, run_at(0, 200)),
         (120, run_at(59, 290)),
         (121, run_at(60, 300, rows_done=9)),
@@ -82,8 +87,9 @@ def test_log_has_a_line_at_once_one_a_minute_and_one_at_the_end(records: Records
         observer(event)
     same = {"failed": 2, "hit": "0.71", "kv": "0.83", "running": 7, "preemptions": 1}
     assert records.lines == [
-        ("progress", {"stage": "plan", "rows": 10}),
-        ("progress", {"stage": "plan", "rows": 30}),
+        ("progress", {"stage": "render", "rows": 10}),
+        ("progress", {"stage": "render", "rows": 30}),
+        ("progress", {"stage": "order", "rows": 7}),
         ("progress", {"stage": "run", "rows": "0/63", "pct": "20.0", "tok_s": 0, "eta": "unknown"} | same),
         ("progress", {"stage": "run", "rows": "9/63", "pct": "30.0", "tok_s": 10, "eta": "7m00s"} | same),
         ("completed", {"rows": "63/63", "failed": 2, "tok_s": 10, "elapsed": "1m03s"}),
@@ -99,7 +105,7 @@ def test_log_lines_hold_no_carriage_return_nor_escape(records: Records) -> None:
         observer.close()
     lines = stream.getvalue().split("\n")
     assert [line.split(" ", 1)[1] for line in lines[:-1]] == [
-        "INFO progress stage=plan rows=1",
+        "INFO progress stage=render rows=1",
         "INFO progress stage=run rows=0/63 pct=0.1 failed=2 tok_s=10 hit=0.71 kv=0.83 "
         "running=7 preemptions=1 eta=unknown",
         "WARNING bad \\x1b[31m row",
@@ -144,7 +150,8 @@ def test_bar_shows_rows_rate_hits_and_kv_and_ends_its_line(records: Records) -> 
     observer.close()
     last = stream.getvalue().split("\r")[-1]
     assert "run  30%|" in last
-    assert "9/63 rows  10 tok/s  prefix hit 71%  KV 83%  preempted 1  failed 2 ETA " in last
+    assert "| ETA " in last
+    assert "9/63 rows  10 tok/s  hit 71%  KV 83%  preempted 1  failed 2" in last
     assert last.endswith("\n")
     assert records.lines == []
 
@@ -181,6 +188,16 @@ def test_commits_are_logged_for_the_curious(records: Records) -> None:
 )
 def test_mode_chooses_the_observer(mode: str, stream: io.StringIO, kind: type) -> None:
     assert type(make_observer(mode, stream, LOGGER, Clock())) is kind  # type: ignore[arg-type]
+
+
+def test_terminal_without_width_gets_lines() -> None:
+    main, other = os.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+    with os.fdopen(other, "w") as stream:
+        assert type(make_observer("auto", stream, LOGGER, Clock())) is LogProgress
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 111, 0, 0))
+        assert type(make_observer("auto", stream, LOGGER, Clock())) is BarProgress
+    os.close(main)
 
 
 def test_eta_ignores_what_an_earlier_process_did() -> None:

@@ -1,0 +1,98 @@
+"""The printed plan: every figure, and nothing in the sample that a terminal would obey."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batchrun.cli_report import plan_text
+from batchrun.cli_text import aligned, size
+from batchrun.plan.plan import Plan, PlanSummary, Unit
+from tests.cli.fake_library import Library, Run
+
+SUMMARY = PlanSummary(
+    num_rows=111,
+    num_unique=100,
+    num_duplicates=7,
+    errors={"empty_prompt": 1, "template_error": 3},
+    error_examples={"template_error": "row 3: 'body'\x1b[31m is undefined", "empty_prompt": "row 9 is null"},
+    prompt_tokens=4000,
+    unique_prompt_tokens=1000,
+    duplicate_tokens=280,
+    max_tokens_total=25600,
+    longest_prompt=63,
+    longest_prompt_row=17,
+    longest_len=319,
+    kv_bytes_per_token=23040,
+    peak_kv_bytes=3 * 1024**3,
+    prompt_source="column 'prompt'",
+    sample="You are\x1b]0;x\x07 terse.\n\tAnswer: " + "z" * 100,
+    sample_row=5,
+)
+
+
+@pytest.fixture
+def plan() -> Plan:
+    units = (
+        Unit(0, Path("/data/out.batchrun/plan/unit-00000.arrow"), num_rows=100, num_tokens=4000, num_input_rows=107),
+    )
+    return Plan(Path("/data/out.batchrun/plan"), SUMMARY, units)
+
+
+def test_plan_is_an_aligned_block(plan: Plan) -> None:
+    assert plan_text(plan).splitlines() == [
+        "rows      100 to run · 4 failed (template_error 3, empty_prompt 1) · 7 duplicates share an answer",
+        "          empty_prompt: row 9 is null",
+        "          template_error: row 3: 'body'\\x1b[31m is undefined",
+        "prompts   4,000 tokens · column 'prompt'",
+        "longest   63 tokens (row 17) · 319 with its output",
+        "prefixes  save 3,000 (75.0%) · 1,000 to compute",
+        "output    at most 25,600 tokens",
+        "KV        22.5KiB a token · longest row 7.0MiB · peak 3.0GiB",
+        "units     1 in /data/out.batchrun/plan",
+        "sample    row 5",
+        "          │ You are\\x1b]0;x\\x07 terse.",
+        "          │     Answer: " + "z" * 87 + "…",
+    ]
+
+
+def test_long_sample_shows_its_two_ends(plan: Plan) -> None:
+    sample = "\n".join(f"line {number}" for number in range(63))
+    shown = plan_text(replace(plan, summary=replace(SUMMARY, sample=sample))).splitlines()[-13:]
+    assert [line.strip(" │") for line in shown] == [
+        *(f"line {number}" for number in range(6)),
+        "… 51 lines …",
+        *(f"line {number}" for number in range(57, 63)),
+    ]
+
+
+def test_plan_of_no_rows(plan: Plan) -> None:
+    empty = replace(
+        SUMMARY, num_rows=0, num_unique=0, num_duplicates=0, errors={}, error_examples={}, prompt_tokens=0,
+        unique_prompt_tokens=0, longest_prompt=0, longest_prompt_row=None, longest_len=0, sample="", sample_row=None,
+    )  # fmt: skip
+    lines = plan_text(replace(plan, summary=empty, units=())).splitlines()
+    assert lines[0] == "rows      0 to run"
+    assert lines[-1] == "sample    no row can run"
+    assert "prefixes  save 0 (0%) · 0 to compute" in lines
+
+
+def test_plan_command_prints_the_block_or_one_object(library: Library, run: Run, plan: Plan) -> None:
+    library.made = plan
+    assert run("plan", "a", "-o", "out").stdout == plan_text(plan) + "\n"
+    result = run("plan", "a", "-o", "out", "--json")
+    shown = json.loads(result.stdout)
+    assert (shown["num_unique"], shown["saved_tokens"], shown["units"]) == (100, 3000, 1)
+    assert "\x1b" not in result.stdout
+
+
+def test_aligned_puts_further_lines_under_the_first() -> None:
+    assert aligned([("a", "1\n2"), ("longer", "3")]) == "a       1\n        2\nlonger  3"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0B"), (1023, "1023B"), (1536, "1.5KiB"), (4 * 1024**3, "4.0GiB"), (2**60, "1024.0PiB")]
+)
+def test_size(num_bytes: int, text: str) -> None:
+    assert size(num_bytes) == text

@@ -1,0 +1,134 @@
+"""status, verify and doctor: the text, the JSON and the exit code."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from batchrun import cli_status
+from batchrun.cli_status import doctor_text, status_text, verify_text
+from batchrun.doctor import Device, DoctorReport, Folder, examine
+from batchrun.store.status import Holder, RequestCounts, Status
+from batchrun.store.verify import VerifyReport
+from tests.cli.fake_library import Run
+
+PROGRESS = {
+    "status": "in_progress", "output_tokens": 1000, "elapsed_s": 4.0, "hit_rate": 0.77, "kv_usage": 0.5,
+    "num_running": 7, "preemptions": 1,
+}  # fmt: skip
+RUNNING = Status(
+    output="/data/out",
+    status="in_progress",
+    request_counts=RequestCounts(total=2000, completed=800, failed=3),
+    errors={"template_error": 1, "overlong_prompt": 2},
+    holder=Holder(4121, "gpu7"),
+    progress=PROGRESS,
+    progress_at=1000.0,
+)
+DONE = Status("/data/out", "completed", RequestCounts(63, 63, 0), {}, None, {}, None)
+
+
+def test_status_of_a_running_job() -> None:
+    assert status_text(RUNNING, at_s=1003.0).splitlines() == [
+        "status   in_progress",
+        "rows     803 of 2,000 (40.2%) · 3 failed (overlong_prompt 2, template_error 1)",
+        "held by  process 4121 on gpu7",
+        "speed    250 tok/s · prefix hit 77% · KV 50% · 7 running · preempted 1 (3s ago)",
+        "output   /data/out",
+    ]
+
+
+def test_status_of_a_job_that_says_nothing() -> None:
+    assert status_text(DONE, at_s=0.0) == "status  completed\nrows    63 of 63 (100.0%)\noutput  /data/out"
+
+
+def test_status_json_is_one_object(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_status, "look", lambda out: RUNNING)
+    assert json.loads(run("status", "out", "--json").stdout) == RUNNING.to_dict()
+    assert json.loads(run("status", "out", BATCHRUN_JSON="1").stdout) == RUNNING.to_dict()
+
+
+def test_watch_looks_until_nobody_holds_the_job(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([RUNNING, RUNNING, DONE])
+    naps: list[float] = []
+    monkeypatch.setattr(cli_status, "look", lambda out: next(looks))
+    monkeypatch.setattr(time, "sleep", naps.append)
+    result = run("status", "out", "--watch", "--json")
+    assert result.exit_code == 0
+    assert naps == [2.0, 2.0]
+    assert result.stderr == ("in_progress  803 of 2,000 (40.2%) · 3 failed (overlong_prompt 2, template_error 1)\n")
+    assert json.loads(result.stdout) == DONE.to_dict()
+
+
+@pytest.mark.parametrize("name", ["status", "verify"])
+def test_no_job_is_66(run: Run, tmp_path: Path, name: str) -> None:
+    result = run(name, "out")
+    assert (result.exit_code, result.stdout) == (66, "")
+    assert result.stderr == "error: no job at out.batchrun; batchrun submit creates one\n"
+
+
+def test_verify_of_an_unfinished_job_is_65_with_the_report_on_stdout(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "out.batchrun").mkdir()
+    stored = {"job": {"output_prefix": "br_"}, "fingerprint": {}}
+    (tmp_path / "out.batchrun" / "job.json").write_text(json.dumps(stored))
+    result = run("verify", "out", "--json")
+    assert result.exit_code == 65
+    report = json.loads(result.stdout)
+    assert (report["is_ok"], report["num_rows"], len(report["problems"])) == (False, 0, 1)
+    assert result.stderr == f"error: out is not what the job should have written: {report['problems'][0]}\n"
+
+
+def test_verify_text_lists_every_problem() -> None:
+    report = VerifyReport("/data/out", 62, 63, 1, 2, ("part-00000.parquet is missing", "row_idx 7 \x1b[1m"))
+    assert verify_text(report).splitlines() == [
+        "rows     62 of 63 planned · 1 failed",
+        "files    2",
+        "verdict  2 problems",
+        "         part-00000.parquet is missing",
+        "         row_idx 7 \\x1b[1m",
+    ]
+    assert verify_text(VerifyReport("/data/out", 63, 63, 0, 1, ())).splitlines()[-1] == "verdict  complete"
+
+
+REPORT = DoctorReport(
+    python="3.11.7",
+    versions={"torch": "2.13.0", "triton": None},
+    devices=(
+        Device("cpu", "x86_64, 2 cores, AVX2", 8 * 1024**3, 6 * 1024**3, "torch", ("sinks", "window")),
+        Device("cuda:0", "H200", 1024**3, 512, None, ()),
+    ),
+    folders=(Folder("current folder", Path("/data"), True, 1536), Folder("temporary files", Path("/tmp"), False, 0)),
+    problems=("triton is not installed: pip install triton",),
+)
+
+
+def test_doctor_text() -> None:
+    assert doctor_text(REPORT).splitlines() == [
+        "python     3.11.7",
+        "packages   torch 2.13.0 · triton missing",
+        "cpu        x86_64, 2 cores, AVX2 · 6.0GiB of 8.0GiB free · attention torch (sinks, window)",
+        "cuda:0     H200 · 512B of 1.0GiB free · no attention",
+        "writable   /data (current folder) · 1.5KiB free",
+        "read-only  /tmp (temporary files) · 0B free",
+        "problem    triton is not installed: pip install triton",
+    ]
+
+
+def test_doctor_reports_this_machine(run: Run) -> None:
+    report = examine()
+    assert report.devices[0].name == "cpu"
+    assert report.devices[0].attention is not None
+    assert report.devices[0].memory_bytes > report.devices[0].free_bytes > 0
+    result = run("doctor", "--json")
+    shown = json.loads(result.stdout)
+    assert result.exit_code == (69 if shown["problems"] else 0)
+    assert shown["versions"] == report.versions
+
+
+def test_a_folder_that_refuses_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    (tmp_path / "file").write_text("in the way")
+    report = examine()
+    assert [folder.is_writable for folder in report.folders] == [True, True, False]
+    assert any("converted models" in problem and "cannot be written" in problem for problem in report.problems)
