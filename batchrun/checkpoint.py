@@ -34,7 +34,7 @@ _ECHO = ModelSpec(
     digest="echo",
 )
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 # With all of them in config.json nothing is left to a class's defaults, and transformers need not be imported.
 _NEEDED = (
     "architectures",

@@ -5,11 +5,10 @@ goes on where the last one stopped, and returns at once when the job is complete
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Iterator
 
 import pyarrow as pa
 

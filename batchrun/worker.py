@@ -36,11 +36,11 @@ class Pace:
 
 @dataclass(slots=True)
 class _Tally:
-    """Rows and tokens, over this run and those before it."""
+    """Rows of the input, over this run and those before it, of which `num_before` were done when this one began."""
 
-    rows_done: int = 0
-    rows_failed: int = 0
-    tokens_done: int = 0
+    num_before: int
+    num_done: int
+    num_failed: int
 
 
 class Worker:
@@ -65,7 +65,8 @@ class Worker:
         self._clock = clock
         self._rows: dict[int, tuple[Unit, PlannedRow]] = {}  # in the engine, by row_idx
         self._finished: defaultdict[Unit, list[tuple[PlannedRow, Completion]]] = defaultdict(list)
-        self._tally = _Tally()
+        before = store.counts()
+        self._tally = _Tally(before.rows, before.rows, before.failed)
         self._partial: dict[int, tuple[int, ...]] = {}
 
     def run(self, plan: Plan) -> bool:
@@ -118,8 +119,8 @@ class Worker:
             unit, row = following
             if row.error is not None:
                 self._finished[unit].append((row, failed(row, row.error)))
-                self._tally.rows_failed += 1 + len(row.duplicates)
-                self._tally.rows_done += 1 + len(row.duplicates)
+                self._tally.num_failed += row.num_answered
+                self._tally.num_done += row.num_answered
                 continue
             request = self._task.request(row, self._partial.get(row.row_idx, ()))
             self._check_fits(request)
@@ -146,8 +147,7 @@ class Worker:
         unit, row = self._rows.pop(completion.row_idx)
         self._partial.pop(completion.row_idx, None)
         self._finished[unit].append((row, completion))
-        self._tally.rows_done += 1 + len(row.duplicates)
-        self._tally.tokens_done += len(row.token_ids) - completion.cached_tokens + len(completion.token_ids)
+        self._tally.num_done += row.num_answered
 
     def _commit(self) -> None:
         for unit, finished in self._finished.items():
@@ -157,34 +157,44 @@ class Worker:
 
     def _pending(self, plan: Plan) -> Iterator[tuple[Unit, PlannedRow]]:
         """The rows that are in no part yet, in plan order."""
+        shared_len = 0
         for unit in plan.units:
             table = read_unit(unit)
             done = np.isin(table.column("row_idx").to_numpy(), self._store.done(unit.index))
-            for row in _planned_rows(table, np.flatnonzero(~done)):
+            for row in _planned_rows(table, np.flatnonzero(~done), shared_len):
                 yield unit, row
+            shared_len = table.column("keep_len")[-1].as_py() if table.num_rows else shared_len
 
     def _show(self, plan: Plan, elapsed_s: float) -> None:
         statistics = self._engine.statistics()
-        counters = statistics.counters
-        self._observe(RunProgress(
-            rows_done=self._tally.rows_done,
-            rows_total=plan.summary.num_rows,
-            rows_failed=self._tally.rows_failed,
-            tokens_done=self._tally.tokens_done,
-            tokens_total=0,
-            hit_rate=counters.hit_rate,
-            kv_usage=statistics.kv_usage,
-            preemptions=counters.preemptions,
-            num_running=statistics.num_running,
-            elapsed_s=elapsed_s,
-            output_tokens=counters.output_tokens,
-        ))
+        counters, summary, tally = statistics.counters, plan.summary, self._tally
+        work = summary.unique_prompt_tokens + round(summary.num_unique * self._engine.mean_output_len(self._task.sampling))
+        done_before = work * tally.num_before // max(summary.num_rows, 1)
+        self._observe(
+            RunProgress(
+                rows_done=tally.num_done,
+                rows_total=summary.num_rows,
+                rows_failed=tally.num_failed,
+                tokens_done=min(work, done_before + counters.computed_tokens - counters.recomputed_tokens),
+                tokens_total=work,
+                hit_rate=counters.hit_rate,
+                kv_usage=statistics.kv_usage,
+                preemptions=counters.preemptions,
+                num_running=statistics.num_running,
+                elapsed_s=elapsed_s,
+                output_tokens=counters.output_tokens,
+            )
+        )
 
 
-def _planned_rows(table: pa.Table, positions: NDArray[np.int64]) -> Iterator[PlannedRow]:
-    """The rows at `positions`; what lies between two of them shortens the prefix that they share."""
+def _planned_rows(table: pa.Table, positions: NDArray[np.int64], first_shared_len: int) -> Iterator[PlannedRow]:
+    """The rows at `positions`; what lies between two of them shortens the prefix that they share.
+
+    `first_shared_len` is what the unit's first row shares with the last one of the unit before.
+    """
     if not len(positions):
         return
+    shared_len = np.concatenate([[first_shared_len], table.column("keep_len").to_numpy()])
     keep_len = np.minimum.reduceat(table.column("keep_len").to_numpy(), positions)
     tokens = table.column("token_ids").combine_chunks()
     offsets, values = tokens.offsets.to_numpy(), tokens.values.to_numpy()
@@ -195,6 +205,7 @@ def _planned_rows(table: pa.Table, positions: NDArray[np.int64]) -> Iterator[Pla
         yield PlannedRow(
             row_idx=row_idx[at].as_py(),
             token_ids=values[offsets[at] : offsets[at + 1]],
+            shared_len=int(shared_len[at]),
             keep_len=keep,
             params=params[at].as_py(),
             duplicates=tuple(duplicates[at].as_py() or ()),

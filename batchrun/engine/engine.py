@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from batchrun.engine.request import Completion, Request
+from batchrun.engine.request import Completion, Request, SamplingParams
 from batchrun.engine.scheduler import Scheduler, SchedulerConfig
 from batchrun.engine.statistics import Statistics
 from batchrun.engine.step import Runner
@@ -53,6 +53,10 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a row behind those added before; plan order makes prefixes shared."""
         self.scheduler.add(request)
+
+    def mean_output_len(self, sampling: SamplingParams) -> float:
+        """Tokens that a row is expected to generate, by what the finished ones did."""
+        return self.scheduler.lengths.mean(sampling)
 
     def step(self) -> list[Completion]:
         """One forward pass over whatever is scheduled; the rows it finished."""

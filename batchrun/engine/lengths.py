@@ -23,13 +23,13 @@ class OutputLengths:
         self._mean += delta / self._count
         self._squares += delta * (output_len - self._mean)
 
-    def expected(self, sampling: SamplingParams, output_len: int) -> int:
-        """Tokens that a row with `output_len` tokens so far is expected to have at its end."""
-        most = sampling.max_tokens
+    def mean(self, sampling: SamplingParams) -> float:
+        """Tokens of an output on average."""
         if sampling.ignore_eos and not sampling.stop and not sampling.stop_token_ids:
-            return most
-        if self._count < _FEW:
-            guess = most * _FIRST_GUESS
-        else:
-            guess = self._mean + sqrt(self._squares / self._count)
-        return min(most, max(ceil(guess), output_len + 1))
+            return sampling.max_tokens
+        return self._mean if self._count >= _FEW else sampling.max_tokens * _FIRST_GUESS
+
+    def expected(self, sampling: SamplingParams, output_len: int) -> int:
+        """Tokens to reserve room for, of a row with `output_len` tokens so far: the mean and one deviation."""
+        deviation = sqrt(self._squares / self._count) if self._count >= _FEW else 0.0
+        return min(sampling.max_tokens, max(ceil(self.mean(sampling) + deviation), output_len + 1))

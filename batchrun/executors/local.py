@@ -44,7 +44,7 @@ def run(
     max_model_len = min(job.max_model_len or spec.max_model_len, spec.max_model_len)
     runner = _build_runner(job, checkpoint)
     engine = Engine(_configure(job, runner, spec.eos_token_ids), runner, tokenizer.decode)
-    task = GenerateTask(tokenizer, job.sampling, max_model_len, job.output_prefix)
+    task = GenerateTask(job, tokenizer, max_model_len)
     worker = Worker(engine, task, store, observe, stop, Pace(job.checkpoint_every, job.drain_timeout))
     is_complete = worker.run(plan)
     return Ran(is_complete, engine.statistics().counters)

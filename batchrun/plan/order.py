@@ -64,7 +64,7 @@ class Order:
             self._sort.add(encode(row_idx, token_ids, params))
 
     def sorted(self, is_foldable: "Callable[[str | None], bool]") -> Iterator[OrderedRows]:
-        """All rows by tokens, then parameters, then number, in batches of a few MiB.
+        """All rows by tokens, then parameters, then number, in batches of up to a few MiB.
 
         Equal rows are folded into the first of them where `is_foldable` says so of their parameters.
         """

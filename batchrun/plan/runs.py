@@ -12,13 +12,16 @@ import pyarrow as pa
 
 # What a Python bytes object and its place in a list take besides the bytes.
 _OBJECT_BYTES = 48
+# The merge holds one slice of every run: memory allows for as many runs as a run has slices.
+_SLICES = 1024
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _RECORD = pa.field("record", pa.large_binary(), nullable=False)
 
 
 class ExternalSort:
     """Takes records in any order and gives them back sorted.
 
-    Holds about `memory_bytes` of records at a time, in each of the two phases; a record takes what it takes.
+    Holds about `memory_bytes` of records at a time, up to a thousand times that in all; a record takes what it takes.
     """
 
     def __init__(self, folder: Path, memory_bytes: int = 256 << 20) -> None:
@@ -39,11 +42,11 @@ class ExternalSort:
             self._spill()
 
     def drain(self) -> Iterator[list[bytes]]:
-        """All records in ascending order, in lists of a few MiB; the sorter is empty afterwards."""
+        """All records in ascending order, in lists of some 100 KiB; the sorter is empty afterwards."""
         if not self._runs:
             self._held.sort()
             held, self._held = self._held, []
-            yield from _slices(held, self._memory_bytes // 32)
+            yield from _slices(held, self._memory_bytes // _SLICES)
             return
         if self._held:
             self._spill()
@@ -52,18 +55,13 @@ class ExternalSort:
     def _spill(self) -> None:
         self._held.sort()
         path = self._folder / f"run-{len(self._runs):05d}.arrow"
-        # Small enough that one slice of every run fits when there are many runs.
-        slice_bytes = max(self._memory_bytes // 128, 64 << 10)
         schema = pa.schema([_RECORD])
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema, options=_OPTIONS) as stream:
-            for part in _slices(self._held, slice_bytes):
+            for part in _slices(self._held, self._memory_bytes // _SLICES):
                 stream.write_batch(pa.RecordBatch.from_arrays([pa.array(part, _RECORD.type)], schema=schema))
         self._runs.append(path)
         self._held = []
         self._held_bytes = 0
-
-
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class _Run:

@@ -96,7 +96,7 @@ def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusW
         return "completed"
     if is_held and said == "cancelling":
         return "cancelling"
-    if is_done:
+    if is_held and is_done:
         return "finalizing"
     if is_held and at.plan.exists():
         return "in_progress"

@@ -276,7 +276,7 @@ class Store:
             # First: from here on OUT is an earlier job's, whatever else is or is not in the folder.
             at.overwriting.touch()
             sync_folder(at.folder)
-        # The job before its parts: parts without a job are swept here, a job without its parts would claim new ones.
+        # The job before what belongs to it: a plan without a job is swept here, a job with half a plan would fail.
         remove(at.job)
         sync_folder(at.folder)
         for path in (at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest):

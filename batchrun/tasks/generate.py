@@ -3,14 +3,15 @@
 Knows what the result's columns mean; nothing of scheduling or files.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from batchrun.engine.request import Completion, Request, SamplingParams, TokenIds
+from batchrun.engine.request import Completion, Request, TokenIds
 from batchrun.errors import RowError
+from batchrun.job import Job
+from batchrun.plan.params import merged
 from batchrun.tokenizer import Tokenizer
 
 _ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
@@ -32,38 +33,38 @@ _COLUMNS = pa.schema(
 class PlannedRow:
     """A row as the plan has it. `duplicates` are rows with the same tokens and parameters: they get its answer.
 
-    `keep_len` is how many tokens it shares with the next row to be run. `params` is JSON with the row's own
+    `shared_len` is how many tokens it shares with the row before it in plan order, `keep_len` with the next row that
+    is still to be run. `params` is JSON with the row's own
     sampling parameters, None for the job's. With an `error` there is nothing to run.
     """
 
     row_idx: int
     token_ids: TokenIds  # [prompt_len]
+    shared_len: int
     keep_len: int
     params: str | None
     duplicates: tuple[int, ...]
     error: RowError | None
 
+    @property
+    def num_answered(self) -> int:
+        """Rows of the input that its answer answers."""
+        return 1 + len(self.duplicates)
+
 
 class GenerateTask:
-    """`sampling` are the job's parameters; `max_model_len` bounds prompt and output together, in tokens.
+    """Text for each row of a job; `max_model_len` bounds prompt and output together, in tokens."""
 
-    `prefix` stands before the names of the result's columns.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, max_model_len: int, prefix: str = "") -> None:
-        self._schema = result_schema(prefix)
+    def __init__(self, job: Job, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self.sampling = job.sampling
         self._tokenizer = tokenizer
-        self._sampling = sampling
         self._max_model_len = max_model_len
+        self._column_names = result_schema(job.output_prefix).names
+        self._shares_prefixes = job.prefix_caching == "on"
 
     def request(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> Request:
         """What to run for a row; `output_ids` it has generated before go on being generated."""
-        sampling = self._sampling
-        if row.params is not None:
-            overrides = json.loads(row.params)
-            sampling = replace(
-                sampling, **{key: tuple(v) if isinstance(v, list) else v for key, v in overrides.items()}
-            )
+        sampling = merged(self.sampling, row.params)
         room = self._max_model_len - len(row.token_ids)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         return Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids)
@@ -72,11 +73,11 @@ class GenerateTask:
         """The result rows of finished rows and their duplicates; `result_schema`."""
         texts = self._tokenizer.decode_batch([completion.token_ids for _, completion in finished])
         rows = [
-            _result(row_idx, completion, text)
+            _result(row_idx, completion, text, row.shared_len if self._shares_prefixes else 0)
             for (row, completion), text in zip(finished, texts, strict=True)
             for row_idx in (row.row_idx, *row.duplicates)
         ]
-        return pa.Table.from_pylist(rows, schema=_COLUMNS).rename_columns(self._schema.names)
+        return pa.Table.from_pylist(rows, schema=_COLUMNS).rename_columns(self._column_names)
 
 
 def result_schema(prefix: str) -> pa.Schema:
@@ -89,7 +90,7 @@ def failed(row: PlannedRow, error: RowError) -> Completion:
     return Completion(row.row_idx, (), "error", prompt_tokens=len(row.token_ids), error=error)
 
 
-def _result(row_idx: int, completion: Completion, text: str) -> dict[str, object]:
+def _result(row_idx: int, completion: Completion, text: str, cached_tokens: int) -> dict[str, object]:
     stop, error = completion.stop_reason, completion.error
     if isinstance(stop, str):
         text = text[: text.index(stop)]
@@ -99,7 +100,7 @@ def _result(row_idx: int, completion: Completion, text: str) -> dict[str, object
         "finish_reason": completion.finish_reason,
         "stop_reason": None if stop is None else str(stop),
         "prompt_tokens": completion.prompt_tokens,
-        "cached_tokens": completion.cached_tokens,
+        "cached_tokens": cached_tokens,
         "completion_tokens": len(completion.token_ids),
         "error": None if error is None else {"type": error.type, "message": error.message},
     }

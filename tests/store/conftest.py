@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+
 from batchrun.store.publish import publish
 from batchrun.store.store import Store
 
@@ -69,7 +71,7 @@ def _inputs(num_rows: int, num_batches: int = 1) -> list[pa.RecordBatch]:
     """Input rows 0 … num_rows - 1 with a column `name`, in batches of uneven sizes."""
     table = pa.table({"row_idx": range(num_rows), "name": [f"row {row}" for row in range(num_rows)]})
     cuts = sorted({0, num_rows, *(num_rows * i * i // num_batches**2 for i in range(num_batches))})
-    return [table.slice(a, b - a).combine_chunks().to_batches()[0] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [table.slice(a, b - a).combine_chunks().to_batches()[0] for a, b in pairwise(cuts)]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """From parts to OUT: input order, every row once, the input's columns untouched, memory bounded."""
 
 import hashlib
-import os
 import random
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from batchrun.errors import StorageFailed
 from batchrun.store import publish as publishing
 from batchrun.store.counts import PartDamaged
@@ -134,7 +134,10 @@ def test_only_kept_columns_are_published_even_one_that_is_called_like_the_index(
     assert "dropped" not in out.schema.names
 
 
-@pytest.mark.parametrize("batches", [[], [pa.record_batch({"row_idx": pa.array([], pa.int64()), "name": pa.array([], pa.string())})]])
+EMPTY_BATCH = pa.record_batch({"row_idx": pa.array([], pa.int64()), "name": pa.array([], pa.string())})
+
+
+@pytest.mark.parametrize("batches", [[], [EMPTY_BATCH]])
 def test_zero_rows_become_one_valid_empty_file(bench, batches):
     with bench.working() as store:
         bench.plan(store, 0)
@@ -151,7 +154,7 @@ def test_missing_rows_are_named_and_out_stays_absent(bench, inputs):
     with bench.working() as store:
         bench.commit(store, 0, [0, 2, 3])
 
-        with pytest.raises(StorageFailed, match="no result for row_idx 1, 4, 5, 6, 7 … .8 rows.*run the same command"):
+        with pytest.raises(StorageFailed, match=r"no result for row_idx 1, 4, 5, 6, 7 … .8 rows.*run the same command"):
             bench.publish(store, inputs(11))
 
         assert not bench.out.exists()
@@ -381,6 +384,6 @@ def test_verify_says_how_much_of_an_unfinished_job_is_done(bench):
 
 def test_verify_reads_without_permission_to_write(published):
     for path in (published, *published.iterdir()):
-        os.chmod(path, 0o555)
+        path.chmod(0o555)
     assert verify(published).is_ok
     published.chmod(0o755)

@@ -1,11 +1,14 @@
 """A look at a job while another process works on it, and after that process is gone."""
 
+import fcntl
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+
 from batchrun.errors import InputMissing
 from batchrun.store.counts import PartDamaged
 from batchrun.store.status import Holder, RequestCounts, status
@@ -59,9 +62,12 @@ def test_job_that_is_being_planned_or_was_only_planned_is_validating(bench):
     ("said", "ended"),
     [("in_progress", "failed"), ("cancelled", "cancelled"), ("failed", "failed"), ("nonsense", "failed")],
 )
-def test_job_that_nobody_holds_ended_as_it_said_or_failed(bench, said, ended):
+@pytest.mark.parametrize("num_rows", [2, 3])
+def test_job_that_nobody_holds_ended_as_it_said_or_failed(bench, said, ended, num_rows):
+    """Also when every row has a result: nobody is finalizing it."""
     with bench.working() as store:
-        bench.plan(store, 3)
+        bench.plan(store, num_rows)
+        bench.commit(store, 0, [0, 1])
         store.write_progress({"status": said})
 
     assert status(bench.out).status == ended
@@ -80,7 +86,7 @@ def test_damaged_part_is_named(bench):
         path = bench.commit(store, 0, [0])
     path.write_bytes(path.read_bytes()[:-1])
 
-    with pytest.raises(PartDamaged, match="not a whole Parquet file; delete this file|not a whole Parquet file"):
+    with pytest.raises(PartDamaged, match=f"{path.name} is damaged .not a whole Parquet file.; delete this file"):
         status(bench.out)
 
 
@@ -132,23 +138,17 @@ def test_status_names_the_other_process_while_it_lives_and_not_after_it_was_kill
     assert (look.status, look.holder, look.request_counts) == ("failed", None, RequestCounts(7, 2, 0))
 
 
-def test_asking_all_the_time_does_not_keep_a_job_from_starting(bench):
+def test_look_at_the_lock_does_not_keep_a_job_from_starting(bench):
+    """A `status` that looks at the very instant when a job starts, here for a tenth of a second."""
     with bench.working() as store:
         bench.commit(store, 0, [0])
-    asking = f"""
-from pathlib import Path
-from batchrun.store.status import status
-print("asking", flush=True)
-while True:
-    status(Path({str(bench.out)!r}))
-"""
-    process = subprocess.Popen([sys.executable, "-c", asking], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    with process:
-        assert process.stdout.readline() == "asking\n"
-        for _ in range(20):
-            with bench.working():
-                pass
-        process.kill()
+    with store.at.lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        release = threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN))
+        release.start()
+        with bench.working() as again:
+            assert again.done(0).tolist() == [0]
+        release.join()
 
 
 def test_status_imports_nothing_heavy(bench):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batchrun.errors import JobMismatch, OutputRefused, StorageFailed, StoppedEarly
+
+from batchrun.errors import JobMismatch, OutputRefused, StoppedEarly, StorageFailed
 from batchrun.store.counts import Counts, PartDamaged
 from batchrun.store.store import PartExists, Store
 
@@ -125,9 +126,13 @@ def test_disk_without_hard_links_is_refused_before_any_work(bench, monkeypatch):
 def test_job_that_fails_before_it_has_a_plan_leaves_nothing_behind(tmp_path):
     store = Store.open(tmp_path / "not" / "yet" / "out")
 
-    with pytest.raises(ValueError, match="bad column"), store.lock():
-        store.check({"output": "out"}, {"model": "echo"})
-        raise ValueError("bad column")
+    def fail() -> None:
+        with store.lock():
+            store.check({"output": "out"}, {"model": "echo"})
+            raise ValueError("bad column")
+
+    with pytest.raises(ValueError, match="bad column"):
+        fail()
 
     assert tree(tmp_path) == {}
 
@@ -170,9 +175,9 @@ def holder(bench):
 def test_second_process_is_told_who_holds_the_output_and_changes_nothing(bench, holder):
     before = tree(bench.out.parent)
 
-    with pytest.raises(StoppedEarly, match=f"process {holder.pid} on host {socket.gethostname()}") as stop:
-        with Store.open(bench.out).lock():
-            pytest.fail("two processes hold one output")
+    who = f"process {holder.pid} on host {socket.gethostname()}"
+    with pytest.raises(StoppedEarly, match=who) as stop, Store.open(bench.out).lock():
+        pytest.fail("two processes hold one output")
 
     assert stop.value.exit_code == 75
     assert "--wait-lock" in str(stop.value)
@@ -340,7 +345,7 @@ def test_of_two_writers_of_one_number_exactly_one_wins_and_the_loser_stops(bench
         store.done(0)
         store.commit(0, bench.results([0, 1]))
 
-        with pytest.raises(PartExists, match="part-00000-0001.parquet was written by another worker") as loss:
+        with pytest.raises(PartExists, match=r"part-00000-0001\.parquet was written by another worker") as loss:
             zombie.commit(0, bench.results([1, 2]))
         assert loss.value.exit_code == 74
 

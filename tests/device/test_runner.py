@@ -1,0 +1,160 @@
+"""Whole steps through a runner: greedy rows equal transformers' own generation however they are cut and moved."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from batchrun.checkpoint import resolve
+from batchrun.engine.memory import free_host_bytes
+from batchrun.engine.model import Model
+from batchrun.engine.request import SamplingParams
+from batchrun.engine.runner import RunnerOptions, TorchRunner, choose_device, choose_dtype
+from batchrun.engine.sequence import Sequence
+from batchrun.engine.step import ScheduledBatch, SwapIn, SwapOut
+from batchrun.errors import ModelUnavailable, UsageError
+from tests.device.steps import Blocks, advance, make_sequence, next_item
+from tests.device.tiny_families import VOCAB, make_model
+
+BLOCK, NUM_NEW = 4, 9
+OPTIONS = RunnerOptions(block_size=BLOCK, kv_cache_memory=40 * BLOCK * 2 * 2 * 2 * 6 * 4, swap_space=7 * 768)
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    return make_model("llama", seed=5)
+
+
+@pytest.fixture
+def runner() -> TorchRunner:
+    return TorchRunner.lay_out(Model.adopt(make_model("llama", seed=5)), OPTIONS, eos_token_ids=())
+
+
+def make_prompts() -> list[list[int]]:
+    random = np.random.default_rng(0)
+    return [random.integers(3, VOCAB, length).tolist() for length in (1, 17, 23)]
+
+
+@torch.inference_mode()
+def generate(module: Any, ids: list[int]) -> list[int]:
+    """Greedy, by transformers alone, without any cache."""
+    grown = list(ids)
+    for _ in range(NUM_NEW):
+        grown.append(int(module(input_ids=torch.tensor([grown]), use_cache=False).logits[0, -1].argmax()))
+    return grown[len(ids) :]
+
+
+def run(runner: TorchRunner, sequences: list[Sequence], budget: int) -> None:
+    while waiting := [one for one in sequences if one.output_len < NUM_NEW]:
+        items = []
+        left = budget
+        for sequence in waiting:
+            if left:
+                items.append(next_item(sequence, left))
+                left -= items[-1].num_tokens
+        batch = ScheduledBatch(tuple(items))
+        advance(batch, runner.execute(batch))
+
+
+@pytest.mark.parametrize("budget", [1, 7, 111])
+def test_greedy_rows_equal_plain_generation(module: Any, runner: TorchRunner, budget: int) -> None:
+    prompts = make_prompts()
+    blocks = Blocks(runner.num_blocks)
+    sequences = [make_sequence(row, ids, blocks.take(9)) for row, ids in enumerate(prompts)]
+    run(runner, sequences, budget)
+    assert [list(one.output_ids) for one in sequences] == [generate(module, ids) for ids in prompts]
+
+
+def test_a_swapped_row_goes_on_with_identical_tokens(module: Any, runner: TorchRunner) -> None:
+    """Out of its blocks, which another row overwrites in the same step, and back into others."""
+    prompts = make_prompts()
+    blocks = Blocks(runner.num_blocks)
+    moved = make_sequence(0, prompts[1], blocks.take(7))
+    first = ScheduledBatch((next_item(moved, 99),))
+    advance(first, runner.execute(first))
+    other = make_sequence(1, prompts[2], [*moved.block_table[:5], *blocks.take(3)])
+    host_slots = (6, 2, 0, 1, 4)
+    batch = ScheduledBatch((next_item(other, 99),), swap_outs=(SwapOut(tuple(moved.block_table[:5]), host_slots),))
+    sampled = runner.execute(batch)
+    advance(batch, sampled)
+    assert sampled.swap_bytes == 5 * runner.block_bytes
+    assert sampled.swap_seconds > 0
+    moved.block_table = blocks.take(7)
+    back = SwapIn(host_slots, tuple(moved.block_table[:5]))
+    batch = ScheduledBatch((next_item(moved, 1), next_item(other, 1)), swap_ins=(back,))
+    advance(batch, runner.execute(batch))
+    run(runner, [moved, other], budget=8)
+    assert [list(moved.output_ids), list(other.output_ids)] == [generate(module, ids) for ids in prompts[1:]]
+
+
+def test_blocks_swapped_out_and_in_by_one_step_pass_through_the_host(runner: TorchRunner) -> None:
+    """The pool may be full: a row comes back into the blocks that leave in the same step."""
+    cache = runner._cache
+    for pool in (*cache.keys.values(), *cache.values.values()):
+        pool.copy_(torch.arange(pool.numel()).view(pool.shape))
+    before = {index: keys.clone() for index, keys in cache.keys.items()}
+    runner._host.copy_out((3, 8), (0, 1))
+    runner._host.copy_out((5,), (2,))
+    runner._host.copy_in((2, 0), (8, 5))
+    for index, keys in cache.keys.items():
+        assert torch.equal(keys[8], before[index][5])
+        assert torch.equal(keys[5], before[index][3])
+
+
+def test_a_step_in_which_no_row_ends_samples_nothing(runner: TorchRunner) -> None:
+    sequence = make_sequence(0, make_prompts()[1], [1, 2, 3, 4, 5])
+    sampled = runner.execute(ScheduledBatch((next_item(sequence, 16),)))
+    assert sampled.tokens.tolist() == []
+
+
+def test_stop_tokens_are_held_back_until_min_tokens(runner: TorchRunner) -> None:
+    free = make_sequence(0, make_prompts()[1], list(range(9)))
+    batch = ScheduledBatch((next_item(free, 99),))
+    best = int(runner.execute(batch).tokens[0])
+    held = make_sequence(0, make_prompts()[1], list(range(9)), SamplingParams(min_tokens=1, stop_token_ids=(best,)))
+    batch = ScheduledBatch((next_item(held, 99),))
+    assert int(runner.execute(batch).tokens[0]) != best
+
+
+def test_facts_say_what_was_laid_out(runner: TorchRunner) -> None:
+    facts = runner.facts
+    assert (facts.device, facts.dtype, facts.kernel) == ("cpu", "float32", "torch")
+    assert runner.block_bytes == BLOCK * 2 * 2 * 2 * 6 * 4
+    assert (facts.num_blocks, facts.pool_bytes) == (40, 40 * runner.block_bytes)
+    assert (runner.num_host_slots, facts.host_bytes) == (7, 7 * runner.block_bytes)
+
+
+def test_a_saved_model_is_loaded_from_its_folder(module: Any, tmp_path: Path) -> None:
+    module.save_pretrained(tmp_path)
+    checkpoint = resolve(str(tmp_path), revision=None, cache=tmp_path, trust_remote_code=False)
+    runner = TorchRunner.build(checkpoint, OPTIONS)
+    sequence = make_sequence(0, make_prompts()[2], list(range(9)))
+    run(runner, [sequence], budget=99)
+    assert list(sequence.output_ids) == generate(module, make_prompts()[2])
+
+
+def test_memory_for_less_than_a_block_is_refused_with_the_remedy() -> None:
+    options = RunnerOptions(block_size=BLOCK, kv_cache_memory=10)
+    with pytest.raises(UsageError, match="raise --kv-cache-memory"):
+        TorchRunner.lay_out(Model.adopt(make_model("llama")), options, eos_token_ids=())
+
+
+def test_a_missing_gpu_is_refused_and_auto_means_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == torch.device("cpu")
+    assert choose_dtype("auto", torch.device("cpu")) == torch.float32
+    assert choose_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
+    with pytest.raises(ModelUnavailable, match="no usable CUDA device"):
+        choose_device("cuda")
+
+
+def test_a_containers_limit_bounds_the_memory_taken_for_free(tmp_path: Path) -> None:
+    unlimited = free_host_bytes(tmp_path)
+    assert unlimited > 1 << 20
+    (tmp_path / "memory.max").write_text("3000000\n")
+    (tmp_path / "memory.current").write_text("1000000\n")
+    assert free_host_bytes(tmp_path) == 2000000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_host_bytes(tmp_path) > 1 << 20

@@ -1,0 +1,145 @@
+"""A job from input to result, through every stage, and what a person sees of it."""
+
+import json
+
+import pytest
+from tests.run.conftest import echo_text, ignore
+
+from batchrun import lifecycle
+from batchrun.errors import DataError, JobMismatch, OutputRefused
+from batchrun.stop import AT_ONCE, StopRequest
+
+
+def test_every_row_is_answered_once_in_input_order_as_the_model_alone_would(echo_job):
+    job = echo_job(300)
+    outcome = job.submit(max_tokens=40)
+    rows = job.rows()
+    assert [row["row_idx"] for row in rows] == list(range(300))
+    assert [row["id"] for row in rows] == list(range(0, 3000, 10))
+    assert [row["text"] for row in rows] == [echo_text(prompt, 40) for prompt in job.prompts]
+    assert {row["finish_reason"] for row in rows} == {"stop", "length"}
+    assert all(row["error"] is None for row in rows)
+    assert (outcome.rows, outcome.num_failed, outcome.already_complete) == (300, 0, False)
+    assert outcome.duplicates == 300 - len(set(job.prompts))
+
+
+def test_only_what_no_other_row_shares_is_computed(echo_job):
+    job = echo_job(300)
+    plan = lifecycle.plan(job.job(), ignore)
+    outcome = job.submit()
+    assert outcome.computed_tokens == plan.summary.unique_prompt_tokens
+    assert outcome.cached_tokens == plan.summary.saved_tokens
+    assert outcome.prompt_tokens == plan.summary.prompt_tokens
+
+
+def test_the_same_call_again_changes_nothing(echo_job):
+    job = echo_job(50)
+    job.submit()
+    before = job.result()
+    again = job.submit()
+    assert again.already_complete
+    assert again.rows == 50
+    assert job.result() == before
+
+
+def test_stop_strings_cut_the_text_and_are_named(echo_job):
+    job = echo_job(200)
+    job.submit(max_tokens=60, stop=("ab", "q"))
+    for row, prompt in zip(job.rows(), job.prompts, strict=True):
+        whole = echo_text(prompt, 60)
+        stops = [(whole.index(stop), stop) for stop in ("ab", "q") if stop in whole]
+        if stops:
+            at, stop = min(stops)
+            assert (row["text"], row["finish_reason"], row["stop_reason"]) == (whole[:at], "stop", stop)
+        else:
+            assert row["text"] == whole
+
+
+def test_a_small_pool_changes_how_it_runs_and_not_what_comes_out(echo_job, tmp_path):
+    """Room for about three rows: sequences are preempted and come back."""
+    roomy, tight = echo_job(120, tmp_path / "roomy"), echo_job(120, tmp_path / "tight")
+    roomy.submit(max_tokens=100)
+    for preemption in ("recompute", "swap"):
+        outcome = tight.submit(max_tokens=100, kv_cache_memory=8 * 16 * 36, preemption=preemption, overwrite=True)
+        assert outcome.preemptions > 0
+        assert (outcome.swapped_bytes > 0) == (preemption == "swap")
+        assert tight.result() == roomy.result()
+
+
+def test_sampling_depends_on_neither_batch_nor_policy(echo_job, tmp_path):
+    one, other = echo_job(60, tmp_path / "one"), echo_job(60, tmp_path / "other")
+    one.submit(max_num_seqs=1)
+    other.submit(max_num_seqs=50, schedule="static", max_num_batched_tokens=7)
+    assert one.result() == other.result()
+
+
+def test_a_row_that_can_never_fit_is_refused_with_the_remedy(echo_job):
+    job = echo_job(10)
+    with pytest.raises(DataError, match=r"row \d+ needs KV for .* raise --kv-cache-memory"):
+        job.submit(kv_cache_memory=8 * 16 * 3, max_tokens=500)
+
+
+def test_another_job_on_the_same_output_is_refused_and_named(echo_job):
+    job = echo_job(20)
+    job.submit(max_tokens=5)
+    before = job.result()
+    with pytest.raises(JobMismatch, match="max_tokens"):
+        job.submit(max_tokens=6)
+    assert job.result() == before
+    job.submit(max_tokens=6, overwrite=True)
+    assert job.result() != before
+
+
+def test_a_result_column_that_the_input_has_is_refused_unless_prefixed(echo_job):
+    job = echo_job(20)
+    job.submit()
+    again = type(job)(job.folder / "again", job.prompts)
+    again.folder.mkdir()
+    (job.out / "part-00000.parquet").rename(again.source)
+    with pytest.raises(DataError, match="--output-prefix"):
+        again.submit()
+    again.submit(output_prefix="new_")
+    assert [row["new_text"] for row in again.rows()] == [row["text"] for row in again.rows()]
+
+
+def test_an_output_that_is_somebody_elses_is_left_alone(echo_job):
+    job = echo_job(5)
+    job.out.mkdir()
+    (job.out / "precious.txt").write_text("mine")
+    with pytest.raises(OutputRefused, match="not written by batchrun"):
+        job.submit()
+    assert (job.out / "precious.txt").read_text() == "mine"
+
+
+def test_a_stop_saves_finished_rows_and_unfinished_tokens(echo_job):
+    job = echo_job(400)
+
+    class After(StopRequest):
+        """Raised in the middle of the run, by the number of times it is asked."""
+
+        @property
+        def level(self):
+            self.asked += 1
+            return AT_ONCE if self.asked > 120 else 0
+
+        @level.setter
+        def level(self, value):
+            self.asked = 0
+
+    stop = After()
+    with pytest.raises(Exception, match="rows are committed; the same command goes on from here"):
+        job.submit(stop, max_tokens=40, checkpoint_every=1000)
+    assert not job.out.exists()
+    outcome = job.submit(max_tokens=40)
+    assert 0 < outcome.prompt_tokens
+    assert [row["text"] for row in job.rows()] == [echo_text(prompt, 40) for prompt in job.prompts]
+    whole = sum(len(row["text"]) for row in job.rows())
+    assert outcome.output_tokens < whole
+
+
+def test_json_is_the_only_thing_on_stdout(echo_job):
+    job = echo_job(20)
+    done = job.call("submit", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 20
+    assert "\r" not in done.stderr
