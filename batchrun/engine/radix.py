@@ -37,10 +37,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What the tree holds of a sequence: whole blocks from the root, and the first `partial_len` tokens of one more."""
+    """What the pool holds of a sequence: whole nodes from the root, and the first `partial_len` tokens of a block."""
 
     nodes: tuple[Node, ...]
-    partial: Node | None = None
+    partial_block: int = -1
     partial_len: int = 0
 
     def num_tokens(self, block_size: int) -> int:
@@ -74,8 +74,7 @@ class RadixTree:
             nodes.append(child)
             node = child
         rest = tokens[node.end : min(limit, node.end + self._block_size)]
-        partial, partial_len = _closest(node, rest.astype(">i4").tobytes())
-        return Prefix(tuple(nodes), partial, partial_len)
+        return Prefix(tuple(nodes), *_closest(node, rest.astype(">i4").tobytes()))
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """References blocks for a sequence, from the root downwards."""
@@ -188,14 +187,14 @@ def _keys(tokens: TokenIds, block_size: int) -> Iterable[bytes]:
     return (data[at : at + stride] for at in range(0, len(data) - stride + 1, stride))
 
 
-def _closest(node: Node, rest: bytes) -> tuple[Node | None, int]:
-    """The child that shares most tokens with `rest`, and how many."""
+def _closest(node: Node, rest: bytes) -> tuple[int, int]:
+    """The block of the child that shares most tokens with `rest`, and how many; (-1, 0) when none does."""
     at = bisect_left(node.keys, rest)
-    best, best_len = None, 0
+    best, best_len = -1, 0
     for key in node.keys[max(at - 1, 0) : at + 1]:
         shared = _common_bytes(key, rest) // _TOKEN_BYTES
         if shared > best_len:
-            best, best_len = node.children[key], shared
+            best, best_len = node.children[key].block, shared
     return best, best_len
 
 

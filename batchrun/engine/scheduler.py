@@ -81,6 +81,7 @@ class Scheduler:
         self._free_host_slots = list(range(config.num_host_slots - 1, -1, -1))
         self._pinned: list[int] = []
         self._arrivals = 0
+        self._neighbour: Sequence | None = None  # the row admitted last
         self._head_skips = 0
         self._blocked_room: int | None = None  # room in blocks when admission last failed for lack of room only
 
@@ -320,6 +321,7 @@ class Scheduler:
         sequence = Sequence(request, self._arrivals)
         sequence.is_last_reader = at == 0
         self._arrivals += 1
+        self._neighbour = sequence
         self.counters.prompt_tokens += sequence.prompt_len
         return sequence
 
@@ -332,15 +334,28 @@ class Scheduler:
     ) -> Prefix | None:
         """The prefix a row would start from if it can enter now: its expected blocks fit, and nobody computes
         at this moment what it could share."""
-        limit = swapped.num_computed if swapped else len(tokens) - 1
-        prefix = self.tree.match(tokens, limit)
-        num_matched = prefix.num_tokens(self.config.block_size)
-        if swapped is None and self._must_wait(tokens, num_matched, step):
-            return None
+        prefix = self.tree.match(tokens, swapped.num_computed if swapped else len(tokens) - 1)
+        if swapped is None:
+            prefix = self._closer(prefix, tokens, step)
+            if self._must_wait(tokens, prefix.num_tokens(self.config.block_size), step):
+                return None
         counts = self.pool.ref_counts
         held = sum(counts[node.block] > 1 for node in prefix.nodes)
         needed = self._blocks_for(final_len) - held
         return prefix if not self.running or needed <= self._room - step.reserved else None
+
+    def _closer(self, prefix: Prefix, tokens: TokenIds, step: _Step) -> Prefix:
+        """`prefix`, or the same blocks and more tokens out of the last, partly filled block of the neighbour's prompt,
+        which is not in the tree."""
+        neighbour = self._neighbour
+        if neighbour is None or not neighbour.block_table or not self.config.prefix_caching:
+            return prefix
+        start = len(prefix.nodes) * self.config.block_size
+        placed = min(neighbour.num_computed + step.counts.get(neighbour, 0), neighbour.prompt_len)
+        shared = min(common_len(tokens[:-1], neighbour.tokens[:placed]) - start, self.config.block_size)
+        if shared <= prefix.partial_len:
+            return prefix
+        return Prefix(prefix.nodes, neighbour.block_table[len(prefix.nodes)], shared)
 
     def _must_wait(self, tokens: TokenIds, num_matched: int, step: _Step) -> bool:
         """Whether a running prompt will soon hold more of these tokens, or is a long one and so is this."""
@@ -400,9 +415,9 @@ class Scheduler:
 
     def _share_partial(self, sequence: Sequence, prefix: Prefix, step: _Step) -> None:
         """Copies the equal beginning of a block that then differs (copy on write)."""
-        if prefix.partial is None or self._room < 2:
+        if not prefix.partial_len or self._room < 2:
             return
-        source_block = prefix.partial.block
+        source_block = prefix.partial_block
         self.tree.acquire([source_block])
         self._pinned.append(source_block)
         block = self._allocate()

@@ -60,8 +60,8 @@ class Order:
 
     def add(self, row_idx: NDArray[np.int64], token_ids: "list[TokenIds]", params: list[str | None]) -> None:
         """Rows with at least one token each, in three lists of one length."""
-        if len(row_idx):
-            self._sort.add(encode(row_idx, token_ids, params))
+        for start, end in _cuts(list(map(len, token_ids))):
+            self._sort.add(encode(row_idx[start:end], token_ids[start:end], params[start:end]))
 
     def sorted(self, is_foldable: "Callable[[str | None], bool]") -> Iterator[OrderedRows]:
         """All rows by tokens, then parameters, then number, in batches of up to a few MiB.
@@ -70,7 +70,8 @@ class Order:
         """
         held = _Held(b"", [])
         for records in self._sort.drain():
-            for part in _parts(records):
+            for start, end in _cuts([len(record) // 4 for record in records]):
+                part = records[start:end]
                 rows = _decode([held.record, *part] if held.record else part)
                 groups = _fold(rows, held.duplicates, is_foldable)
                 # The last group waits: the next record may belong to it, and decides what it shares.
@@ -171,15 +172,16 @@ def _positions(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray
     return positions
 
 
-def _parts(records: list[bytes]) -> Iterator[list[bytes]]:
-    """The records in parts of about a batch's words, at least one record each."""
-    ends = np.cumsum(np.fromiter(map(len, records), dtype=np.int64, count=len(records)) // 4)
-    start = 0
-    while start < len(records):
-        before = int(ends[start - 1]) if start else 0
-        end = max(int(np.searchsorted(ends, before + _BATCH_WORDS, side="right")), start + 1)
-        yield records[start:end]
-        start = end
+def _cuts(num_words: list[int]) -> Iterator[tuple[int, int]]:
+    """Consecutive slices of rows with about a batch's words, at least one row each."""
+    start = size = 0
+    for index, words in enumerate(num_words):
+        if size and size + words > _BATCH_WORDS:
+            yield start, index
+            start, size = index, 0
+        size += words
+    if start < len(num_words):
+        yield start, len(num_words)
 
 
 def _decode(records: list[bytes]) -> _Rows:

@@ -14,7 +14,7 @@ import pyarrow.csv as pc
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
-_BATCH_BYTES = 32 << 20
+_BATCH_BYTES = 8 << 20
 _BLOCK_BYTES = 16 << 20
 _STREAM_BYTES = 1 << 20
 _SAMPLED_GROUPS = 64

@@ -107,7 +107,7 @@ def require_column(schema: pa.Schema, name: str, option: str) -> pa.Field:
 def scan(
     files: InputFiles, columns: Iterable[str] | None = None, limit: int | None = None, batch_rows: int = 8192
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in input order, at most `batch_rows` and some tens of MiB at a time.
+    """The rows in input order, at most `batch_rows` and about 8 MiB (of text formats 16) at a time.
 
     Each batch has `row_idx` (int64) first and then `columns` (None: all) in the order asked for, with the types of
     `files.schema`. Text is not validated.

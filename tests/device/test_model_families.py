@@ -13,6 +13,7 @@ from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.model import Model
 from batchrun.engine.step import Item, ScheduledBatch
 from batchrun.errors import ModelUnavailable
+from batchrun_kernels import Mask
 from batchrun_kernels.cpu import GatherAttention
 from tests.device.steps import Blocks, make_sequence
 from tests.device.tiny_families import FAMILIES, VOCAB, make_model
@@ -36,7 +37,7 @@ def logits_alone(module: Any, prompts: list[list[int]]) -> list[Tensor]:
 
 @torch.inference_mode()
 def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
-    """Three steps: chunks with row 1 joining row 0's blocks in the step that writes them, more chunks, single tokens."""
+    """Three steps: chunks, row 1 joining row 0's blocks in the step that writes them; more chunks; single tokens."""
     blocks = Blocks(num_blocks=40)
     sequences = [make_sequence(row, ids, blocks.take(9)) for row, ids in enumerate(prompts)]
     sequences[1].block_table[:2] = sequences[0].block_table[:2]
@@ -53,7 +54,7 @@ def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
         items = tuple(Item(one, start, num, samples=True) for one, (start, num) in zip(sequences, cuts, strict=True))
         batch = pack(ScheduledBatch(items, slot_copies=copies if step == 0 else ()), BLOCK, torch.device("cpu"))
         batch = replace(batch, sampled=torch.arange(batch.input_ids.shape[1]))
-        for own, part in zip(parts, model.forward(batch, cache).split([num for _, num in cuts]), strict=True):
+        for own, part in zip(parts, torch.split(model.forward(batch, cache), [num for _, num in cuts]), strict=True):
             own.append(part)
     return [torch.cat(own) for own in parts]
 
@@ -74,7 +75,11 @@ def test_packed_chunked_and_shared_equals_eager(family: str) -> None:
 def test_the_comparison_sees_a_dropped_argument(family: str) -> None:
     """Dropping window, softcap or sinks moves the logits far beyond the tolerance above."""
     prompts = make_prompts()
-    dropped = {"mistral": {"sliding_window": None}, "gemma2": {"attn_logit_softcapping": None}, "gpt_oss": {}}
+    dropped: dict[str, dict[str, Any]] = {
+        "mistral": {"sliding_window": None},
+        "gemma2": {"attn_logit_softcapping": None},
+        "gpt_oss": {},
+    }
     module, without = make_model(family), make_model(family, **dropped[family])
     if family == "gpt_oss":
         for name, parameter in without.named_parameters():
@@ -112,7 +117,8 @@ def test_a_family_that_cannot_be_run_exactly_is_refused_by_name(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(model_type, vocab_size=VOCAB, **facts)
-    module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    build: Any = AutoModelForCausalLM.from_config
+    module = build(config, attn_implementation="eager")
     name = type(module).__name__
     config.architectures = [name]
     with pytest.raises(ModelUnavailable, match=f"{name}.*({reason})"):
@@ -130,8 +136,10 @@ def test_a_model_whose_layers_do_not_ask_for_the_configured_window_is_refused() 
 def test_wrong_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = make_model("llama")
     whole = GatherAttention.attend
-    monkeypatch.setattr(
-        GatherAttention, "attend", lambda self, q, k, v, plan, mask: whole(self, q, k, v.roll(1, 1), plan, mask)
-    )
+
+    def misplaced(self: GatherAttention, q: Tensor, keys: Tensor, values: Tensor, plan: Any, mask: Mask) -> Tensor:
+        return whole(self, q, keys, values.roll(1, 1), plan, mask)
+
+    monkeypatch.setattr(GatherAttention, "attend", misplaced)
     with pytest.raises(ModelUnavailable, match="different logits over blocks than alone"):
         Model.adopt(module)

@@ -34,7 +34,7 @@ def obvious(logits: NDArray[np.float64], sequence: Sequence) -> int:
         for token in (*(() if params.ignore_eos else EOS), *params.stop_token_ids):
             scores[token] = -math.inf
     if params.temperature == 0:
-        return scores.index(max(scores))
+        return int(np.argmax(scores))
     scores = [score / params.temperature for score in scores]
     weights = [math.exp(score - max(scores)) for score in scores]
     kept = [weight if weight >= params.min_p else 0.0 for weight in weights]

@@ -46,13 +46,14 @@ def make_model(family: str, *, seed: int = 0, **changes: Any) -> Any:
     """A transformers model with random weights that computes eager attention in float32."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    build: Any = AutoModelForCausalLM.from_config
     facts = {"vocab_size": VOCAB, "initializer_range": 0.4, **FAMILIES[family]}
     if family != "gpt2":
         facts = {**_COMMON, **FAMILIES[family]}
     config = AutoConfig.for_model(family, **{**facts, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        model = build(config, attn_implementation="eager", dtype=torch.float32)
         for name, parameter in model.named_parameters():
             if "sinks" in name:
                 torch.nn.init.normal_(parameter)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from batchrun_kernels import Mask, UnsupportedError, Work, select
+from batchrun_kernels import Attention, Mask, UnsupportedError, Work, select
 from batchrun_kernels.cpu import GatherAttention
 from batchrun_kernels.reference import ReferenceAttention
 
@@ -53,7 +53,7 @@ def make_step(items: tuple[tuple[int, int], ...] = ITEMS, *, seed: int = 0, valu
     return Step(q, keys, values, work)
 
 
-def attend(attention: GatherAttention | ReferenceAttention, step: Step, mask: Mask) -> Tensor:
+def attend(attention: Attention, step: Step, mask: Mask) -> Tensor:
     return attention.attend(step.q, step.keys, step.values, attention.plan(step.work), mask)
 
 

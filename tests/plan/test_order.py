@@ -30,7 +30,9 @@ def common(a: list[int], b: list[int]) -> int:
 
 def obvious(given_rows: list[Row], foldable: set[str | None]) -> list[tuple[object, ...]]:
     """(row_idx, tokens, keep_len, params, duplicates) of each row in plan order."""
-    order = sorted(range(len(given_rows)), key=lambda row: (given_rows[row][0], (given_rows[row][1] or "").encode(), row))
+    order = sorted(
+        range(len(given_rows)), key=lambda row: (given_rows[row][0], (given_rows[row][1] or "").encode(), row)
+    )
     groups: list[list[int]] = []
     for row in order:
         if groups and given_rows[row] == given_rows[groups[-1][0]] and given_rows[row][1] in foldable:

@@ -43,7 +43,9 @@ def test_plan_accounts_for_every_row_and_token(planned: Planned, rows_of: RowsOf
     summary, rows = plan.summary, rows_of(plan)
     texts = [text for text in cells if text]
     unique = set(texts)
-    assert sorted(row for planned in rows for row in (planned["row_idx"], *planned["duplicates"])) == list(range(len(cells)))
+    assert sorted(row for planned in rows for row in (planned["row_idx"], *planned["duplicates"])) == list(
+        range(len(cells))
+    )
     good = [row for row in rows if row["error"] is None]
     assert rows[: len(good)] == good
     assert [EchoTokenizer().decode(row["token_ids"]) for row in good] == sorted(unique)
@@ -84,7 +86,9 @@ def test_no_rows_make_an_empty_plan(planned: Planned) -> None:
 
 def test_sampled_rows_are_not_folded(planned: Planned, rows_of: RowsOf) -> None:
     """Each has its own randomness; of the greedy ones only those with equal parameters have one answer."""
-    table = pa.table({"prompt": ["a"] * 5, "p": [None, '{"temperature": 1}', '{"temperature": 1}', None, '{"max_tokens": 2}']})
+    table = pa.table(
+        {"prompt": ["a"] * 5, "p": [None, '{"temperature": 1}', '{"temperature": 1}', None, '{"max_tokens": 2}']}
+    )
     rows = rows_of(planned(table, params_col="p", max_tokens=9))
     assert [(row["row_idx"], row["params"], row["duplicates"], row["keep_len"]) for row in rows] == [
         (0, None, [3], 2),
@@ -118,9 +122,7 @@ def test_plan_is_the_same_every_time_and_whatever_the_memory(
     monkeypatch.setattr(plan_module, "scan", _tiny_scan(plan_module.scan))
     summary, units, _ = digest()
     assert (summary, units) == first[:2]
-    assert [row for unit in units for row in read_unit(unit).to_pylist()] == [
-        row for row in _rows_in(first[2])
-    ]
+    assert [row for unit in units for row in read_unit(unit).to_pylist()] == [row for row in _rows_in(first[2])]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["input.parquet", "plan"]
 
 
@@ -218,9 +220,7 @@ def test_kv_bytes_follow_dtype_and_device(job: Callable[..., Job]) -> None:
     st.integers(1, 8),
     st.integers(1, 7),
 )
-def test_peak_is_the_largest_window_of_neighbours(
-    drawn: list[tuple[int, int, int]], num_seqs: int, step: int
-) -> None:
+def test_peak_is_the_largest_window_of_neighbours(drawn: list[tuple[int, int, int]], num_seqs: int, step: int) -> None:
     rows = [(shared, shared + own, output) for shared, own, output in drawn]
     peak = PeakTokens(num_seqs)
     for start in range(0, len(rows), step):

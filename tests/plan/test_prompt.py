@@ -214,7 +214,10 @@ def test_prompt_that_leaves_no_room_for_a_token_is_overlong(job: MakeJob, spec: 
     assert types(overlong(job, spec, "x" * 18)) == [None, None]
     error = overlong(job, spec, "x" * 19).errors[1]
     assert error is not None
-    assert (error.type, error.message[:52]) == ("overlong_prompt", "row 1: the prompt has at least 20 tokens, more than ")
+    assert (error.type, error.message[:52]) == (
+        "overlong_prompt",
+        "row 1: the prompt has at least 20 tokens, more than ",
+    )
 
 
 def test_overlong_prompt_can_be_cut_or_fail_the_job(job: MakeJob, spec: ModelSpec) -> None:

@@ -70,7 +70,9 @@ def test_cut_is_where_least_is_shared_near_the_end_of_a_unit(tmp_path: Path) -> 
 
 def test_cuts_do_not_depend_on_how_rows_come_in(tmp_path: Path) -> None:
     keep_len = np.random.default_rng(3).integers(0, 4, 3000).tolist()
-    units = {step: [unit.num_rows for unit in cut(tmp_path / str(step), keep_len, 1500, step)] for step in (1, 37, 3000)}
+    units = {
+        step: [unit.num_rows for unit in cut(tmp_path / str(step), keep_len, 1500, step)] for step in (1, 37, 3000)
+    }
     assert units[1] == units[37] == units[3000]
     assert sum(units[1]) == 3000
     assert len(units[1]) > 3

@@ -49,8 +49,8 @@ class EchoJob:
     def job(self, **options: object) -> Job:
         return Job.load({"inputs": (str(self.source),), "output": str(self.out), "model": "echo", **options})
 
-    def submit(self, stop: StopRequest | None = None, **options: object) -> Outcome:
-        return lifecycle.submit(self.job(**options), ignore, stop or StopRequest())
+    def submit(self, request: StopRequest | None = None, **options: object) -> Outcome:
+        return lifecycle.submit(self.job(**options), ignore, request or StopRequest())
 
     def command(self, *arguments: str) -> list[str]:
         here = [sys.executable, "-m", "batchrun", *arguments[:1]]

@@ -1,0 +1,80 @@
+"""Killed at random moments and started again: the result is the one of an undisturbed run, byte for byte."""
+
+import random
+import signal
+import subprocess
+
+import pyarrow.parquet as pq
+import pytest
+from tests.run.conftest import EchoJob
+
+SLOW = ("--max-num-seqs", "4", "--max-tokens", "60", "--checkpoint-every", "0.1s", "--progress", "none")
+
+
+def committed(job: EchoJob) -> list[int]:
+    """Every row index of every part, as often as it is there."""
+    parts = sorted((job.folder / "out.batchrun" / "parts").glob("*.parquet"))
+    return [row for part in parts for row in pq.read_table(part, columns=["row_idx"]).column(0).to_pylist()]
+
+
+def kill_after(job: EchoJob, seconds: float, number: signal.Signals) -> int:
+    process = job.start("submit", *SLOW)
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(number)
+    process.communicate()
+    return process.returncode
+
+
+@pytest.fixture
+def undisturbed(echo_job, tmp_path):
+    job = echo_job(2500, tmp_path / "undisturbed")
+    assert job.call("submit", *SLOW).returncode == 0
+    return job
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_job_killed_again_and_again_ends_like_one_that_never_was(echo_job, tmp_path, undisturbed, number):
+    job = echo_job(2500, tmp_path / "killed")
+    rng = random.Random(11)
+    num_done, codes = 0, []
+    for _ in range(4):
+        codes.append(kill_after(job, rng.uniform(1.0, 2.5), number))
+        rows = committed(job)
+        assert len(rows) == len(set(rows)), "a row is in two parts"
+        assert len(rows) >= num_done, "a committed row was lost"
+        num_done = len(rows)
+        if not codes[-1]:
+            break
+    assert {-number, 75} & set(codes), "never killed while it ran"
+    assert job.call("submit", *SLOW).returncode == 0
+    assert job.result() == undisturbed.result()
+
+
+def test_a_second_process_is_told_who_holds_the_job(echo_job):
+    job = echo_job(3000)
+    first = job.start("submit", *SLOW)
+    try:
+        while not (job.folder / "out.batchrun" / "plan").exists():
+            assert first.poll() is None, first.communicate()
+        second = job.call("submit", *SLOW)
+    finally:
+        first.terminate()
+        first.communicate()
+    assert second.returncode == 75
+    assert f"process {first.pid} on host" in second.stderr
+    assert second.stderr.count("\n") == 1
+
+
+def test_sigterm_saves_and_exits_75_and_resume_needs_only_the_output(echo_job):
+    job = echo_job(3000)
+    assert kill_after(job, 1.5, signal.SIGTERM) == 75
+    assert not job.out.exists()
+    resumed = job.call("resume", str(job.out), "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(job.rows()) == 3000
+
+
+def test_sigint_exits_130(echo_job):
+    assert kill_after(echo_job(3000), 1.5, signal.SIGINT) == 130
