@@ -48,7 +48,7 @@ def summary_text(outcome: Outcome) -> str:
     rows = joined(f"{outcome.rows:,}", failed(outcome.errors), _reused(outcome.duplicates))
     if outcome.already_complete:
         return aligned([("rows", rows), ("complete", "already, nothing was run")])
-    rate = outcome.output_tokens / outcome.elapsed_s if outcome.elapsed_s else 0.0
+    rate = outcome.output_tokens / outcome.run_s if outcome.run_s else 0.0
     preempted = f"{outcome.preemptions:,}"
     if outcome.preemptions:
         preempted += f" · {size(outcome.swapped_bytes)} swapped · {outcome.recomputed_tokens:,} tokens recomputed"
@@ -59,7 +59,7 @@ def summary_text(outcome: Outcome) -> str:
                         f"{outcome.computed_tokens:,} computed"),
             ("output", f"{outcome.output_tokens:,} tokens · {rate:,.1f} tok/s"),
             ("preempted", preempted),
-            ("time", f"{duration(outcome.elapsed_s)} · {outcome.steps:,} steps"),
+            ("time", f"{duration(outcome.elapsed_s)} · {duration(outcome.run_s)} in the engine · {outcome.steps:,} steps"),
         ]
     )  # fmt: skip
 

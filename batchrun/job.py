@@ -138,8 +138,10 @@ class Job(BaseModel):
     seed: int = option("Sampling", 0, "Seed of the sampling.", ge=0, lt=2**63)
 
     max_model_len: int | None = option("Engine", None, "Prompt and output, tokens. Default: the model's.", ge=2)
-    max_num_seqs: int = option("Engine", 256, "Rows in a step, at most.", ge=1)
-    max_num_batched_tokens: int = option("Engine", 2048, "Token budget of a step: the chunk size.", ge=1)
+    max_num_seqs: int | None = option("Engine", None, "Rows in a step, at most. Default: 128, on a GPU 256.", ge=1)
+    max_num_batched_tokens: int | None = option(
+        "Engine", None, "Token budget of a step: the chunk size. Default: 512, on a GPU 8192.", ge=1
+    )
     block_size: int = option("Engine", 16, "Tokens in a KV block.", ge=1)
     kv_cache_memory: ByteSize | None = option(
         "Engine", None, "KV pool, e.g. 4GiB. Default: what is free.", "SIZE", gt=0

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 
@@ -23,7 +24,6 @@ from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, load_plan, make_plan
 from batchrun.plan.source import InputFiles, expand, fingerprint, scan
 from batchrun.stop import StopRequest
-from batchrun.store import counts
 from batchrun.store.publish import publish
 from batchrun.store.store import Store
 from batchrun.tasks.generate import result_schema
@@ -76,20 +76,19 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
     with store.lock(job.wait_lock):
         store.check(job.model_dump(mode="json"), opened.identity)
         if store.is_complete:
-            return _outcome(opened, load_plan(store.at.plan), Counters(), began, already_complete=True)
+            return _outcome(opened, load_plan(store.at.plan), None, began)
         plan = _planned(opened, observe)
-        counters = Counters()
+        ran = local.Ran(is_complete=True, counters=Counters(), seconds=0.0)
         if store.num_done() < plan.summary.num_rows:
             with _recording(store, observe) as recorded:
                 ran = local.run(job, plan, opened.checkpoint, store, recorded, stop)
-            counters = ran.counters
             if not ran.is_complete:
-                observe(_finished("stopped", store, plan, counters, began))
+                observe(_finished("stopped", store, plan, ran, began))
                 raise stop.error(f"{store.num_done():,} of {plan.summary.num_rows:,} rows are committed")
         rows = scan(opened.files, opened.kept.names, job.limit)
         publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened))
-        observe(_finished("completed", store, plan, counters, began))
-        return _outcome(opened, plan, counters, began)
+        observe(_finished("completed", store, plan, ran, began))
+        return _outcome(opened, plan, ran, began)
 
 
 def resume(output: Path, observe: Observe, stop: StopRequest) -> Outcome:
@@ -166,22 +165,23 @@ def _footer(opened: _Opened) -> dict[str, str]:
     return {"batchrun.version": __version__, "batchrun.model": opened.checkpoint.spec.name}
 
 
-def _finished(how: str, store: Store, plan: Plan, counters: Counters, began: float) -> Finished:
-    done = counts.total(store.at.list_parts())
+def _finished(
+    how: Literal["completed", "stopped"], store: Store, plan: Plan, ran: local.Ran, began: float
+) -> Finished:
+    done = store.counts()
     return Finished(
-        how="completed" if how == "completed" else "stopped",
+        how=how,
         rows_done=done.rows,
         rows_total=plan.summary.num_rows,
         rows_failed=done.failed,
-        output_tokens=counters.output_tokens,
+        output_tokens=ran.counters.output_tokens,
         elapsed_s=time.monotonic() - began,
     )
 
 
-def _outcome(
-    opened: _Opened, plan: Plan | None, counters: Counters, began: float, *, already_complete: bool = False
-) -> Outcome:
-    done = counts.total(opened.store.at.list_parts())
+def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: float) -> Outcome:
+    done = opened.store.counts()
+    counters = ran.counters if ran else Counters()
     return Outcome(
         output=opened.store.at.out,
         rows=done.rows,
@@ -195,7 +195,9 @@ def _outcome(
         swapped_bytes=counters.swapped_bytes,
         recomputed_tokens=counters.recomputed_tokens,
         steps=counters.steps,
+        occupancy=counters.occupancy,
+        run_s=ran.seconds if ran else 0.0,
         elapsed_s=time.monotonic() - began,
-        already_complete=already_complete,
+        already_complete=ran is None,
         max_error_rate=opened.job.max_error_rate,
     )

@@ -16,7 +16,9 @@ class Outcome:
 
     From `prompt_tokens` on the figures are the engine's in this process, zero when the job was `already_complete`:
     of the prompt tokens that it was given, `cached_tokens` came from a shared prefix and `computed_tokens` were
-    computed; `recomputed_tokens` were computed again after a preemption. `max_error_rate` is the job's budget, a
+    computed; `recomputed_tokens` were computed again after a preemption. `run_s` is the time the engine ran, without
+    planning, loading and publishing; `occupancy` the share of the batch's places that held a running row, over all
+    steps. `max_error_rate` is the job's budget, a
     share of 1; None: no limit.
     """
 
@@ -32,6 +34,8 @@ class Outcome:
     swapped_bytes: int = 0
     recomputed_tokens: int = 0
     steps: int = 0
+    occupancy: float = 0.0
+    run_s: float = 0.0
     elapsed_s: float = 0.0
     already_complete: bool = False
     max_error_rate: float | None = None

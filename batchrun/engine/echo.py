@@ -32,6 +32,7 @@ class EchoRunner:
         self.num_blocks = num_blocks
         self.num_host_slots = num_host_slots
         self.block_bytes = 8 * block_size
+        self.is_gpu = False
         self._pool = np.full((num_blocks, block_size), _UNREAD, dtype=np.int64)
         self._host = np.full((num_host_slots, block_size), _UNREAD, dtype=np.int64)
         self._mean_output_len = mean_output_len

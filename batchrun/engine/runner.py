@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SWAP_AT_MOST = 4 << 30
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +63,7 @@ class TorchRunner:
         self.num_blocks = cache.num_blocks
         self.num_host_slots = host.num_slots
         self.block_bytes = cache.block_bytes
+        self.is_gpu = model.place.is_cuda
 
     @classmethod
     def build(cls, checkpoint: "Checkpoint", options: RunnerOptions) -> "TorchRunner":
@@ -99,8 +101,8 @@ class TorchRunner:
             cache.allocate(index, layer)
         swap_space = options.swap_space
         if swap_space is None:
-            # A CPU's pool lies in host memory already: a second one would only be a smaller pool.
-            swap_space = min(4 << 30, pool_bytes) if place.is_cuda else 0
+            # On a CPU too: copying a block costs far less than computing it, and memory is taken when it is used.
+            swap_space = min(_SWAP_AT_MOST, pool_bytes)
         runner = cls(model, cache, HostPool(cache, swap_space // block_bytes), eos_token_ids)
         facts = runner.facts
         _log.info(

@@ -35,6 +35,11 @@ class Counters:
         return self.recompute_preemptions + self.swap_preemptions
 
     @property
+    def occupancy(self) -> float:
+        """Share of the batch's places that held a running row, over all steps; 0 to 1."""
+        return self.busy_slot_steps / self.slot_steps if self.slot_steps else 0.0
+
+    @property
     def hit_rate(self) -> float:
         """Share of the admitted rows' prompt tokens that came from the tree; 0 to 1."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

@@ -85,6 +85,7 @@ class Runner(Protocol):
     num_blocks: int
     num_host_slots: int
     block_bytes: int
+    is_gpu: bool
 
     def execute(self, batch: ScheduledBatch) -> Sampled:
         """Swap, compute and sample; returns when the sampled tokens are on the host."""

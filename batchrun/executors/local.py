@@ -1,5 +1,6 @@
 """One engine in this process: builds it for the job's model and device, and lets a worker run the plan through it."""
 
+import time
 from dataclasses import dataclass
 
 from batchrun.checkpoint import Checkpoint, load_tokenizer
@@ -21,11 +22,24 @@ _ECHO_HOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class _Limits:
+    """A step's size where the job names none: enough rows to fill the device's matrix units, and no more."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+_CPU_LIMITS = _Limits(max_num_seqs=128, max_num_batched_tokens=512)
+_GPU_LIMITS = _Limits(max_num_seqs=256, max_num_batched_tokens=8192)
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
-    """Whether every row of the plan is committed now, and what the engine counted on the way."""
+    """Whether every row of the plan is committed now, what the engine counted, and how long it ran; seconds."""
 
     is_complete: bool
     counters: Counters
+    seconds: float
 
 
 def run(
@@ -46,18 +60,20 @@ def run(
     engine = Engine(_configure(job, runner, spec.eos_token_ids), runner, tokenizer.decode)
     task = GenerateTask(job, tokenizer, max_model_len)
     worker = Worker(engine, task, store, observe, stop, Pace(job.checkpoint_every, job.drain_timeout))
+    began = time.monotonic()
     is_complete = worker.run(plan)
-    return Ran(is_complete, engine.statistics().counters)
+    return Ran(is_complete, engine.statistics().counters, time.monotonic() - began)
 
 
 def _configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...]) -> SchedulerConfig:
+    limits = _GPU_LIMITS if runner.is_gpu else _CPU_LIMITS
     return SchedulerConfig(
         num_blocks=runner.num_blocks,
         num_host_slots=runner.num_host_slots,
         block_size=runner.block_size,
         block_bytes=runner.block_bytes,
-        max_num_seqs=job.max_num_seqs,
-        max_num_batched_tokens=job.max_num_batched_tokens,
+        max_num_seqs=job.max_num_seqs or limits.max_num_seqs,
+        max_num_batched_tokens=job.max_num_batched_tokens or limits.max_num_batched_tokens,
         eos_token_ids=frozenset(eos_token_ids),
         schedule=job.schedule,
         preemption=job.preemption,

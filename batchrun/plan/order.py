@@ -54,9 +54,9 @@ class OrderedRows:
 class Order:
     """Takes rows in input order and gives them back in plan order."""
 
-    def __init__(self, folder: Path, memory_bytes: int = 256 << 20) -> None:
+    def __init__(self, folder: Path, memory_bytes: int = 256 << 20, slice_bytes: int = 256 << 10) -> None:
         """Sorted runs go to `folder`, which exists; memory is as for `ExternalSort`."""
-        self._sort = ExternalSort(folder, memory_bytes)
+        self._sort = ExternalSort(folder, memory_bytes, slice_bytes)
 
     def add(self, row_idx: NDArray[np.int64], token_ids: "list[TokenIds]", params: list[str | None]) -> None:
         """Rows with at least one token each, in three lists of one length."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _PLAN_FILE = "plan.json"
 _FORMAT = 1
+_USUAL_NUM_SEQS = 256  # where the job names none and the device is not known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class _Planner:
         self._scratch = staging / "scratch"
         self._order = Order(self._scratch)
         self._writer = UnitWriter(staging)
-        self._peak = PeakTokens(job.max_num_seqs)
+        self._peak = PeakTokens(job.max_num_seqs or _USUAL_NUM_SEQS)
         self._tally = _Tally()
         self._folder = staging
 

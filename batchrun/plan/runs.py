@@ -4,6 +4,7 @@ Knows nothing of what the records mean. Bounded by bytes, not by rows, so that l
 ones; the merge is one list sort a slice, which finds the runs in it and gallops.
 """
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,8 +13,7 @@ import pyarrow as pa
 
 # What a Python bytes object and its place in a list take besides the bytes.
 _OBJECT_BYTES = 48
-# The merge holds one slice of every run: memory allows for as many runs as a run has slices.
-_SLICES = 1024
+_SLICES_YIELDED = 16
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _RECORD = pa.field("record", pa.large_binary(), nullable=False)
 
@@ -21,13 +21,15 @@ _RECORD = pa.field("record", pa.large_binary(), nullable=False)
 class ExternalSort:
     """Takes records in any order and gives them back sorted.
 
-    Holds about `memory_bytes` of records at a time, up to a thousand times that in all; a record takes what it takes.
+    Holds about `memory_bytes` of records while it takes them, and `slice_bytes` for each such run while it merges:
+    as much again when there is a thousand times `memory_bytes` to sort.
     """
 
-    def __init__(self, folder: Path, memory_bytes: int = 256 << 20) -> None:
+    def __init__(self, folder: Path, memory_bytes: int = 256 << 20, slice_bytes: int = 256 << 10) -> None:
         """Runs are written to `folder`, which exists; they stay there for whoever owns it to remove."""
         self._folder = folder
         self._memory_bytes = memory_bytes
+        self._slice_bytes = slice_bytes
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._runs: list[Path] = []
@@ -42,11 +44,11 @@ class ExternalSort:
             self._spill()
 
     def drain(self) -> Iterator[list[bytes]]:
-        """All records in ascending order, in lists of some 100 KiB; the sorter is empty afterwards."""
+        """All records in ascending order, in lists of about 16 slices; the sorter is empty afterwards."""
         if not self._runs:
             self._held.sort()
             held, self._held = self._held, []
-            yield from _slices(held, self._memory_bytes // _SLICES)
+            yield from _slices(held, self._slice_bytes * _SLICES_YIELDED)
             return
         if self._held:
             self._spill()
@@ -57,7 +59,7 @@ class ExternalSort:
         path = self._folder / f"run-{len(self._runs):05d}.arrow"
         schema = pa.schema([_RECORD])
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema, options=_OPTIONS) as stream:
-            for part in _slices(self._held, self._memory_bytes // _SLICES):
+            for part in _slices(self._held, self._slice_bytes):
                 stream.write_batch(pa.RecordBatch.from_arrays([pa.array(part, _RECORD.type)], schema=schema))
         self._runs.append(path)
         self._held = []
@@ -92,11 +94,20 @@ class _Run:
 
 def _merge(runs: list[_Run]) -> Iterator[list[bytes]]:
     """Everything up to the smallest last record of the slices is in them: it can go, and one slice is then used up."""
-    while runs := [run for run in runs if run.fill()]:
+    gathered: list[bytes] = []
+    for step in itertools.count(1):
+        runs = [run for run in runs if run.fill()]
+        if not runs:
+            break
         bound = min(run.slice[-1] for run in runs)
         merged = [record for run in runs for record in run.take(bound)]
         merged.sort()
-        yield merged
+        gathered += merged
+        if step % _SLICES_YIELDED == 0:
+            yield gathered
+            gathered = []
+    if gathered:
+        yield gathered
 
 
 def _slices(records: list[bytes], num_bytes: int) -> Iterator[list[bytes]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batchrun.errors import StorageFailed
+from batchrun.errors import InputMissing, StorageFailed
 
 _PART_NAME = re.compile(r"part-(\d{5,})-(\d{4,})\.parquet")
 FIRST_FILE = "part-00000.parquet"
@@ -93,6 +93,15 @@ class Layout:
     def is_complete(self) -> bool:
         """Whether OUT holds the answers of the job in the job folder."""
         return (self.out / FIRST_FILE).is_file() and self.job.is_file() and not self.overwriting.exists()
+
+    def require_job(self) -> None:
+        """Raises InputMissing when there is no job, StorageFailed when that cannot be told."""
+        try:
+            found = self.job.is_file()
+        except OSError as error:
+            raise StorageFailed(f"cannot read {self.folder}: {error.strerror}") from error
+        if not found:
+            raise InputMissing(f"no job at {self.folder}; batchrun submit creates one")
 
     def list_parts(self) -> list[Part]:
         """All parts, by unit and sequence number; raises StorageFailed when the folder cannot be read."""

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from batchrun.errors import InputMissing
 from batchrun.store import counts
 from batchrun.store.layout import Layout, read_json
 
@@ -67,16 +66,16 @@ def status(out: Path) -> Status:
         StorageFailed: a part or the plan cannot be read.
     """
     at = Layout(out)
-    if not at.job.is_file():
-        raise InputMissing(f"no job at {at.folder}; batchrun submit creates one")
+    at.require_job()
     # Before the parts are counted: a process that ends meanwhile has then committed all that is counted.
     holder = _holder(at)
     planned = num_planned(at)
     done = counts.total(at.list_parts())
     progress = at.read_progress()
+    said = progress.get("status", "in_progress" if done.rows else None)
     return Status(
         output=str(out),
-        status=_word(at, holder is not None, planned is not None and done.rows >= planned, progress.get("status")),
+        status=_word(at, holder is not None, planned is not None and done.rows >= planned, said),
         request_counts=RequestCounts(planned, done.rows - done.failed, done.failed),
         errors=done.errors,
         holder=holder,

@@ -20,11 +20,15 @@ def refuse(at: Layout, *, overwrite: bool) -> None:
     """Raises OutputRefused unless OUT is absent, this job folder's, or (with `overwrite`) a result of batchrun."""
     if _URL.match(str(at.out)):
         raise OutputRefused(f"{at.out} is not a local path; give -o a folder on a mounted disk")
-    if at.folder.exists() and not at.folder.is_dir():
-        raise OutputRefused(f"{at.folder} is in the way of the job folder; move it, or choose another -o")
-    if os.path.lexists(at.out):
-        refuse_foreign(at, overwrite=overwrite)
-    _refuse_unwritable(at)
+    try:
+        if at.folder.exists() and not at.folder.is_dir():
+            raise OutputRefused(f"{at.folder} is in the way of the job folder; move it, or choose another -o")
+        if os.path.lexists(at.out):
+            refuse_foreign(at, overwrite=overwrite)
+        _refuse_unwritable(at)
+    except OSError as error:
+        # Not even looking is permitted.
+        raise uncreatable(at.out, error) from error
 
 
 def refuse_foreign(at: Layout, *, overwrite: bool) -> None:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from batchrun.errors import InputMissing
 from batchrun.store import counts
 from batchrun.store.layout import Layout, read_json
 from batchrun.store.status import num_planned
@@ -45,8 +44,7 @@ def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
         StorageFailed: the job folder itself cannot be read.
     """
     at = Layout(out)
-    if not at.job.is_file():
-        raise InputMissing(f"no job at {at.folder}; batchrun submit creates one")
+    at.require_job()
     planned, done = num_planned(at), counts.total(at.list_parts())
     if not at.is_complete:
         of = "an unknown number of" if planned is None else planned

@@ -38,6 +38,7 @@ OUTCOME = Outcome(
     swapped_bytes=12 * 1024**2,
     recomputed_tokens=111,
     steps=77,
+    run_s=4.0,
     elapsed_s=8.0,
 )
 
@@ -166,9 +167,9 @@ def test_submit_prints_the_folder_on_stdout_and_the_summary_on_stderr(library: L
     assert result.stderr.splitlines() == [
         "rows       63 · 3 failed (overlong_prompt 2, template_error 1) · 5 duplicates share an answer",
         "prompts    1,000 tokens · prefix hit 75.0% · 250 computed",
-        "output     4,096 tokens · 512.0 tok/s",
+        "output     4,096 tokens · 1,024.0 tok/s",
         "preempted  3 · 12.0MiB swapped · 111 tokens recomputed",
-        "time       8s · 77 steps",
+        "time       8s · 4s in the engine · 77 steps",
     ]
 
 

@@ -30,16 +30,14 @@ def common(a: list[int], b: list[int]) -> int:
 
 def obvious(given_rows: list[Row], foldable: set[str | None]) -> list[tuple[object, ...]]:
     """(row_idx, tokens, keep_len, params, duplicates) of each row in plan order."""
-    order = sorted(
-        range(len(given_rows)), key=lambda row: (given_rows[row][0], (given_rows[row][1] or "").encode(), row)
-    )
+    order = sorted(range(len(given_rows)), key=lambda row: (given_rows[row][0], given_rows[row][1] or "", row))
     groups: list[list[int]] = []
     for row in order:
         if groups and given_rows[row] == given_rows[groups[-1][0]] and given_rows[row][1] in foldable:
             groups[-1].append(row)
         else:
             groups.append([row])
-    following = [given_rows[group[0]][0] for group in groups[1:]] + [[]]
+    following = [*(given_rows[group[0]][0] for group in groups[1:]), []][: len(groups)]
     return [
         (group[0], given_rows[group[0]][0], common(given_rows[group[0]][0], after), given_rows[group[0]][1], group[1:])
         for group, after in zip(groups, following, strict=True)
@@ -68,7 +66,7 @@ def test_order_sharing_and_folding_are_those_of_the_obvious_code(
     """However little memory there is, so that runs spill and groups cross batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(order_module, "_BATCH_WORDS", batch_words)
-        order = Order(tmp_path, memory_bytes)
+        order = Order(tmp_path, memory_bytes, slice_bytes=memory_bytes // 8)
         for start in range(0, len(given_rows), 7):
             part = given_rows[start : start + 7]
             ids = [np.array(ids, dtype=np.int32) for ids, _ in part]
@@ -109,7 +107,7 @@ def test_skewed_lengths_do_not_take_rows_times_longest(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.binary(max_size=50), max_size=100), st.integers(1, 4000))
 def test_external_sort_is_a_sort(tmp_path: Path, records: list[bytes], memory_bytes: int) -> None:
-    sorter = ExternalSort(tmp_path, memory_bytes)
+    sorter = ExternalSort(tmp_path, memory_bytes, slice_bytes=memory_bytes // 8)
     for start in range(0, len(records), 13):
         sorter.add(records[start : start + 13])
     assert [record for part in sorter.drain() for record in part] == sorted(records)
@@ -117,7 +115,7 @@ def test_external_sort_is_a_sort(tmp_path: Path, records: list[bytes], memory_by
 
 def test_runs_are_merged_a_slice_at_a_time(tmp_path: Path) -> None:
     """What the merge holds does not grow with what there is to sort."""
-    sorter = ExternalSort(tmp_path, memory_bytes=64 << 10)
+    sorter = ExternalSort(tmp_path, memory_bytes=64 << 10, slice_bytes=128)
     records = [number.to_bytes(64, "big") for number in np.random.default_rng(7).permutation(20_000).tolist()]
     for start in range(0, len(records), 100):
         sorter.add(records[start : start + 100])

@@ -111,7 +111,7 @@ def test_json_lines_in_many_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_dates_in_some_pieces_of_json_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "_BLOCK_BYTES", 16)
     path = tmp_path / "a.jsonl"
-    path.write_text('{"t": "2024-01-01"}\n{"t": "soon"}\n{"t": [] }\n'.replace('{"t": [] }\n', ""))
+    path.write_text('{"t": "2024-01-01"}\n{"t": "soon"}\n')
     assert [row["t"] for row in rows([str(path)])] == ["2024-01-01", "soon"]
 
 
@@ -150,7 +150,7 @@ def test_damaged_page_is_a_data_error_while_scanning(tmp_path: Path) -> None:
     raw = bytearray(Path(path).read_bytes())
     raw[4:40] = b"\xff" * 36
     Path(path).write_bytes(raw)
-    with pytest.raises(DataError, match="a.parquet is not a valid Parquet file"):
+    with pytest.raises(DataError, match=r"a\.parquet is not a valid Parquet file"):
         rows([path])
 
 
@@ -166,7 +166,7 @@ def test_file_that_vanishes_is_missing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", t=["a"])
     files = expand([path])
     Path(path).unlink()
-    with pytest.raises(InputMissing, match="cannot read .*a.parquet: No such file"):
+    with pytest.raises(InputMissing, match=r"cannot read .*a\.parquet: No such file"):
         fingerprint(files)
 
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_one_input_is_refused(tmp_path: Path) -> None:
 def test_files_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", t=["a"])
     write(tmp_path / "b.parquet", t=[[1]])
-    with pytest.raises(DataError, match="the columns of .*b.parquet do not fit"):
+    with pytest.raises(DataError, match=r"the columns of .*b\.parquet do not fit"):
         schema(expand([str(tmp_path)]))
 
 

@@ -1,5 +1,6 @@
 """A job folder in a temporary place, and small tables of results to commit to it."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from batchrun.store import publish as publishing
 from batchrun.store.publish import publish
 from batchrun.store.store import Store
 
@@ -60,6 +62,21 @@ class Bench:
         store.done(unit)
         return store.commit(unit, self.results(rows, failed))
 
+    def commit_shuffled(self, store: Store, num_rows: int, num_parts: int, seed: int) -> None:
+        """All rows, in random order, over parts of random sizes and three units; every eleventh row failed."""
+        rows = list(range(num_rows))
+        chance = random.Random(seed)
+        chance.shuffle(rows)
+        cuts = sorted(chance.randrange(num_rows + 1) for _ in range(num_parts - 1))
+        for start, stop in pairwise([0, *cuts, num_rows]):
+            part = rows[start:stop]
+            self.commit(store, chance.randrange(3), part, failed=[row for row in part if row % 11 == 0])
+
+    def tree(self) -> dict[str, bytes | None]:
+        """Every name beside OUT with its content: what "nothing changed" compares."""
+        below = self.out.parent.rglob("*")
+        return {str(path.relative_to(self.out.parent)): path.read_bytes() if path.is_file() else None for path in below}
+
     @staticmethod
     def publish(store: Store, batches: Sequence[pa.RecordBatch], kept: pa.Schema | None = None) -> int:
         """Publishes and returns the number of rows; keeps every column of `batches` unless told otherwise."""
@@ -82,3 +99,11 @@ def bench(tmp_path: Path) -> Bench:
 @pytest.fixture
 def inputs() -> Callable[..., list[pa.RecordBatch]]:
     return _inputs
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of 189 rows in groups of 63, from windows of 17."""
+    monkeypatch.setattr(publishing, "_WINDOW_ROWS", 17)
+    monkeypatch.setattr(publishing, "_GROUP_ROWS", 63)
+    monkeypatch.setattr(publishing, "_FILE_ROWS", 3 * 63)

@@ -1,8 +1,6 @@
 """From parts to OUT: input order, every row once, the input's columns untouched, memory bounded."""
 
 import hashlib
-import random
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,22 +15,10 @@ from batchrun.store.publish import publish
 from batchrun.store.verify import verify
 
 
-def commit_shuffled(bench, store, num_rows: int, num_parts: int, seed: int) -> None:
-    """All rows, in random order, over parts of random sizes and three units."""
-    rows = list(range(num_rows))
-    chance = random.Random(seed)
-    chance.shuffle(rows)
-    cuts = sorted(chance.randrange(num_rows + 1) for _ in range(num_parts - 1))
-    for start, stop in zip([0, *cuts], [*cuts, num_rows], strict=True):
-        unit = chance.randrange(3)
-        store.done(unit)
-        store.commit(unit, bench.results(rows[start:stop], failed=[row for row in rows if row % 11 == 0]))
-
-
 @pytest.mark.parametrize("num_batches", [1, 4])
 def test_input_order_is_restored_from_shuffled_parts(bench, inputs, num_batches):
     with bench.working() as store:
-        commit_shuffled(bench, store, 997, 13, seed=1)
+        bench.commit_shuffled(store, 997, 13, seed=1)
         num_rows = bench.publish(store, inputs(997, num_batches))
 
     assert num_rows == 997
@@ -45,7 +31,7 @@ def test_input_order_is_restored_from_shuffled_parts(bench, inputs, num_batches)
 @pytest.mark.parametrize("run_bytes", [1, 700, 5_000, 1 << 30])
 def test_merged_windows_equal_one_sort_of_everything(bench, tmp_path, run_bytes):
     with bench.working() as store:
-        commit_shuffled(bench, store, 331, 17, seed=run_bytes)
+        bench.commit_shuffled(store, 331, 17, seed=run_bytes)
         schema = bench.results([]).schema
         merged = MergedParts(store.at.list_parts(), schema, tmp_path, run_bytes)
         windows = [merged.take(stop) for stop in (0, 1, 64, 64, 200, 330, 331)]
@@ -82,7 +68,7 @@ def test_input_columns_pass_through_unchanged_whatever_their_type(bench):
     table = awkward_columns()
     indexed = table.add_column(0, "row_idx", [range(5)])
     with bench.working() as store:
-        commit_shuffled(bench, store, 5, 3, seed=2)
+        bench.commit_shuffled(store, 5, 3, seed=2)
         # Two batches, as from two files, whose dictionaries differ.
         first, second = indexed.slice(0, 2), indexed.slice(2)
         kind = second.column("kind").cast(pa.string()).dictionary_encode()
@@ -198,17 +184,10 @@ def test_damaged_part_stops_the_publication_and_is_named(bench, inputs, damage):
         assert not bench.out.exists()
 
 
-@pytest.fixture
-def small_files(monkeypatch):
-    monkeypatch.setattr(publishing, "_WINDOW_ROWS", 17)
-    monkeypatch.setattr(publishing, "_GROUP_ROWS", 63)
-    monkeypatch.setattr(publishing, "_FILE_ROWS", 3 * 63)
-
-
 def test_files_have_a_bounded_number_of_rows_and_follow_each_other(bench, inputs, small_files):
     with bench.working() as store:
         bench.plan(store, 600)
-        commit_shuffled(bench, store, 600, 9, seed=3)
+        bench.commit_shuffled(store, 600, 9, seed=3)
         bench.publish(store, inputs(600, 5))
 
     files = sorted(bench.out.iterdir())
@@ -222,7 +201,7 @@ def test_files_have_a_bounded_size(bench, inputs, monkeypatch):
     monkeypatch.setattr(publishing, "_GROUP_BYTES", 4_000)
     monkeypatch.setattr(publishing, "_FILE_BYTES", 8_000)
     with bench.working() as store:
-        commit_shuffled(bench, store, 3000, 4, seed=4)
+        bench.commit_shuffled(store, 3000, 4, seed=4)
         bench.publish(store, inputs(3000))
 
     sizes = [file.stat().st_size for file in sorted(bench.out.iterdir())]
@@ -237,7 +216,7 @@ def test_published_bytes_depend_neither_on_the_parts_nor_on_the_input_batches(tm
     for seed, num_parts, num_batches in [(5, 1, 1), (6, 7, 3), (7, 40, 11)]:
         other = type(bench)(tmp_path / str(seed) / "out")
         with other.working() as store:
-            commit_shuffled(other, store, 500, num_parts, seed)
+            other.commit_shuffled(store, 500, num_parts, seed)
             other.publish(store, inputs(500, num_batches))
         files = b"".join(path.read_bytes() for path in sorted(other.out.iterdir()))
         digests.add(hashlib.sha256(files).hexdigest())
@@ -307,83 +286,3 @@ def test_memory_does_not_grow_with_the_job(bench, tmp_path, monkeypatch):
 
     assert pool.max_memory() < 24 << 20
     assert sum(pq.read_metadata(file).num_rows for file in bench.out.iterdir()) == num_rows
-
-
-# What `verify` finds afterwards.
-
-
-@pytest.fixture
-def published(bench, inputs, small_files):
-    with bench.working() as store:
-        bench.plan(store, 300)
-        commit_shuffled(bench, store, 300, 4, seed=8)
-        bench.publish(store, inputs(300))
-    return bench.out
-
-
-def rewrite(path: Path, change) -> None:
-    table = pq.read_table(path)
-    pq.write_table(change(table), path)
-
-
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (lambda table: table.slice(1), "row_idx 1 where 0 was due"),
-        (lambda table: pa.concat_tables([table, table.slice(188)]), "row_idx 188 where 189 was due"),
-        (lambda table: table.take([1, 0, *range(2, 189)]), "row_idx 1 where 0 was due"),
-        (lambda table: table.slice(0, 188), "row_idx 189 where 188 was due"),
-        (lambda table: table.drop_columns("name"), "has other columns"),
-        (lambda table: table.drop_columns("row_idx"), "no column row_idx"),
-        (lambda table: table.set_column(2, "text", [["edited"] * 189]), "has been changed"),
-    ],
-    ids=["first row gone", "row twice", "order", "last row gone", "column gone", "no index", "value"],
-)
-def test_verify_finds_what_was_changed(published, change, found):
-    assert verify(published).problems == ()
-
-    rewrite(published / "part-00000.parquet", change)
-
-    problems = verify(published).problems
-    assert any("has been changed since it was written (its sha256 differs)" in problem for problem in problems)
-    assert any(found in problem for problem in problems)
-
-
-def test_verify_finds_missing_damaged_and_foreign_files(published):
-    (published / "part-00001.parquet").unlink()
-    (published / "part-00002.parquet").write_bytes(b"")
-    first = published / "part-00000.parquet"
-    first.write_bytes(first.read_bytes()[:-9])
-
-    report = verify(published)
-
-    assert not report.is_ok
-    told = "\n".join(report.problems)
-    assert "part-00001.parquet is missing" in told
-    assert "part-00000.parquet cannot be read" in told
-    assert "part-00002.parquet is not part of the result; move it away" in told
-    assert "0 rows instead of the 300 that were planned" in told
-
-
-def test_verify_counts_rows_and_failures(published):
-    report = verify(published)
-
-    assert report.is_ok
-    assert (report.num_rows, report.num_planned, report.num_failed, report.num_files) == (300, 300, 28, 2)
-
-
-def test_verify_says_how_much_of_an_unfinished_job_is_done(bench):
-    with bench.working() as store:
-        bench.plan(store, 9)
-        bench.commit(store, 0, [3, 1])
-
-    report = verify(bench.out)
-
-    assert report.problems == (f"{bench.out} is not complete: 2 of 9 rows have a result; run the same command again",)
-
-
-def test_verify_reads_without_permission_to_write(published):
-    for path in (published, *published.iterdir()):
-        path.chmod(0o555)
-    assert verify(published).is_ok
-    published.chmod(0o755)

@@ -1,6 +1,7 @@
 """A look at a job while another process works on it, and after that process is gone."""
 
 import fcntl
+import os
 import subprocess
 import sys
 import threading
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from batchrun.errors import InputMissing
+from batchrun.errors import InputMissing, OutputRefused, StorageFailed
 from batchrun.store.counts import PartDamaged
 from batchrun.store.status import Holder, RequestCounts, status
+from batchrun.store.store import Store
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,6 +21,20 @@ ROOT = Path(__file__).parents[2]
 def test_no_job_is_input_missing(bench):
     with pytest.raises(InputMissing, match=r"no job at .*out\.batchrun; batchrun submit creates one"):
         status(bench.out)
+
+
+def test_job_folder_that_may_not_be_searched_is_a_storage_error(bench, monkeypatch):
+    """As os.stat answers below a folder without the x permission; root, who may run this test, is never refused."""
+
+    def refuse(path: object, **_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", refuse)
+
+    with pytest.raises(StorageFailed, match="Permission denied"):
+        status(bench.out)
+    with pytest.raises(OutputRefused, match=r"cannot create .*Permission denied; choose another -o"):
+        Store.open(bench.out)
 
 
 def test_words_from_plan_to_completion(bench, inputs):
@@ -60,7 +76,13 @@ def test_job_that_is_being_planned_or_was_only_planned_is_validating(bench):
 
 @pytest.mark.parametrize(
     ("said", "ended"),
-    [("in_progress", "failed"), ("cancelled", "cancelled"), ("failed", "failed"), ("nonsense", "failed")],
+    [
+        (None, "failed"),
+        ("in_progress", "failed"),
+        ("cancelled", "cancelled"),
+        ("failed", "failed"),
+        ("nonsense", "failed"),
+    ],
 )
 @pytest.mark.parametrize("num_rows", [2, 3])
 def test_job_that_nobody_holds_ended_as_it_said_or_failed(bench, said, ended, num_rows):
@@ -68,7 +90,8 @@ def test_job_that_nobody_holds_ended_as_it_said_or_failed(bench, said, ended, nu
     with bench.working() as store:
         bench.plan(store, num_rows)
         bench.commit(store, 0, [0, 1])
-        store.write_progress({"status": said})
+        if said:
+            store.write_progress({"status": said})
 
     assert status(bench.out).status == ended
 

@@ -1,0 +1,151 @@
+"""One process on a job, and of two workers on one unit one that goes on."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from batchrun.errors import StoppedEarly, StorageFailed
+from batchrun.store.store import PartExists, Store
+
+ROOT = Path(__file__).parents[2]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from batchrun.store.store import Store
+with Store.open(Path(sys.argv[1])).lock() as _:
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(bench):
+    """Another process that holds OUT until it is killed or its stdin closes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLD), str(bench.out)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    with process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_second_process_is_told_who_holds_the_output_and_changes_nothing(bench, holder):
+    before = bench.tree()
+
+    who = f"process {holder.pid} on host {socket.gethostname()}"
+    with pytest.raises(StoppedEarly, match=who) as stop, Store.open(bench.out).lock():
+        pytest.fail("two processes hold one output")
+
+    assert stop.value.exit_code == 75
+    assert "--wait-lock" in str(stop.value)
+    assert bench.tree() == before
+
+
+def test_lock_of_a_killed_process_is_free_at_once(bench, holder):
+    holder.kill()
+    holder.wait()
+
+    with Store.open(bench.out).lock():
+        assert json.loads(bench.out.with_name("out.batchrun").joinpath("holder.json").read_text())["pid"] == os.getpid()
+
+
+def test_waiting_process_gets_the_lock_when_the_holder_leaves_and_takes_its_unused_folder_along(bench, holder):
+    holder.stdin.close()
+
+    with Store.open(bench.out).lock(wait_s=20.0):
+        assert bench.out.with_name("out.batchrun").is_dir()
+
+
+def test_temporary_files_are_swept_by_the_next_holder_and_by_nobody_else(bench):
+    with bench.working() as store:
+        (store.at.tmp / "left-behind").mkdir()
+        (store.at.tmp / "left-behind" / "run").write_text("x")
+
+        with pytest.raises(StoppedEarly), Store.open(bench.out).lock():
+            pytest.fail("two processes hold one output")
+
+        assert (store.at.tmp / "left-behind" / "run").exists()
+
+    with bench.working() as store:
+        assert list(store.at.tmp.iterdir()) == []
+
+
+def test_of_two_writers_of_one_number_exactly_one_wins_and_the_loser_stops(bench):
+    with bench.working() as store:
+        zombie = Store(store.at, overwrite=False)
+        zombie.done(0)
+        store.done(0)
+        store.commit(0, bench.results([0, 1]))
+
+        with pytest.raises(PartExists, match=r"part-00000-0001\.parquet was written by another worker") as loss:
+            zombie.commit(0, bench.results([1, 2]))
+        assert loss.value.exit_code == 74
+
+        with pytest.raises(PartExists):
+            zombie.commit(0, bench.results([2]))
+        assert store.done(0).tolist() == [0, 1]
+        assert list(store.at.tmp.iterdir()) == []
+
+
+def test_worker_whose_temporary_file_was_swept_writes_nothing(bench, monkeypatch):
+    with bench.working() as store:
+        store.done(0)
+        real = os.link
+        monkeypatch.setattr(os, "link", lambda a, b: (Path(a).unlink(), real(a, b)))
+
+        with pytest.raises(StorageFailed):
+            store.commit(0, bench.results([0]))
+
+        assert store.at.list_parts() == []
+
+
+RACE = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+from batchrun.store.layout import Layout
+from batchrun.store.store import PartExists, Store
+store, me = Store(Layout(Path(sys.argv[1])), overwrite=False), int(sys.argv[2])
+store.done(0)
+print("ready", flush=True)
+sys.stdin.readline()
+won = 0
+try:
+    for i in range(50):
+        store.commit(0, pa.table({"row_idx": [1000 * me + i]}))
+        won += 1
+except PartExists:
+    pass
+print(won)
+"""
+
+
+def test_two_processes_that_race_on_a_unit_lose_no_committed_row_and_only_one_goes_on(bench):
+    with bench.working() as store:
+        racers = [
+            subprocess.Popen(
+                [sys.executable, "-c", RACE, str(bench.out), str(me)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            )
+            for me in (1, 2)
+        ]  # fmt: skip
+        for racer in racers:
+            assert racer.stdout.readline() == "ready\n"
+        for racer in racers:
+            racer.stdin.write("\n")
+            racer.stdin.flush()
+        won = {me: int(racer.communicate()[0]) for me, racer in zip((1, 2), racers, strict=True)}
+
+        assert sorted(won.values())[0] < sorted(won.values())[1] == 50
+        expected = [1000 * me + i for me, count in won.items() for i in range(count)]
+        assert sorted(store.done(0).tolist()) == expected
