@@ -229,8 +229,7 @@ class Store:
         content = read_json(self.at.job)
         if content is None:
             raise StorageFailed(f"{self.at.folder} holds no job; submit it first")
-        value: dict[str, Any] = content[key]
-        return value
+        return dict(content[key])
 
     def _acquire(self, lock: FileLock) -> list[Path]:
         """Takes the lock; returns the folders that had to be created for it, the innermost first."""

@@ -1,8 +1,9 @@
 """Attention in plain torch: an item's keys and values are gathered by blocks, cut to its length and attended to.
 
-Written for the CPU; correct on every device. One item at a time: at 32-64 decode rows of 300-1500 tokens that is
-as fast on a CPU as padded groups of rows, because one row's gathered keys stay in the cache and nothing is padded;
-and a row's result does not depend on the rows beside it.
+Written for the CPU; plain torch that names no device. One item at a time: nothing is padded, and a row's result
+does not depend on the rows beside it. Measured for one layer (9 heads, 3 kv heads, head_dim 64, 300-1500 tokens a
+row, two shared cores, best of 24, ms at 32 / 64 rows): 10.9 / 20.2 on one thread and 11.8 / 14.5 on two, against
+15.9 / 26.1 and 9.9 / 14.4 for length-sorted, padded groups of four rows; larger groups are slower.
 """
 
 import math
@@ -64,7 +65,7 @@ class GatherAttention:
         """[num_tokens, num_heads, value_dim] in q's dtype."""
         q = q.contiguous()
         out = q.new_empty(q.shape[0], q.shape[1], values.shape[-1])
-        # One buffer for all items: allocating hundreds of kilobytes an item costs more than filling them.
+        # Overwritten by every item.
         room = keys.new_empty(plan.max_blocks, *keys.shape[1:]), values.new_empty(plan.max_blocks, *values.shape[1:])
         for number, item in enumerate(plan.items):
             skipped = _skipped_blocks(item, plan.block_size, mask.window)

@@ -67,7 +67,7 @@ def test_packed_chunked_and_shared_equals_eager(family: str) -> None:
     expected[1] = expected[1][SHARED:]
     got = logits_over_blocks(Model.adopt(module), prompts)
     for ours, theirs in zip(got, expected, strict=True):
-        # float32 sums in another order through two layers; logits reach about 10.
+        # float32 sums in another order through two layers; logits reach 8, and 2.5e-5 (Mixtral) is the worst measured.
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
@@ -76,10 +76,6 @@ def test_the_comparison_sees_a_dropped_argument(family: str) -> None:
     """Dropping window, softcap or sinks moves the logits far beyond the tolerance above."""
     prompts = make_prompts()
     dropped: dict[str, dict[str, Any]] = {
-        "mistral": {"sliding_window": None},
-        "gemma2": {"attn_logit_softcapping": None},
-        "gpt_oss": {},
-    }
         "mistral": {"sliding_window": None},
         "gemma2": {"attn_logit_softcapping": None},
         "gpt_oss": {},

@@ -106,9 +106,9 @@ def test_half_precision_pool_is_within_its_rounding() -> None:
     half = Step(step.q.bfloat16(), step.keys.bfloat16(), step.values.bfloat16(), step.work)
     got = attend(GatherAttention(), half, MASKS["all"])
     assert got.dtype == torch.bfloat16
-    # bfloat16 has 8 bits: weights, values and the result are each rounded by up to 2^-9 of their size (3 at most).
+    # Two units in the last place of a bfloat16 between 2 and 4; values reach 3.9, and one unit is what was measured.
     torch.testing.assert_close(
-        got.double(), attend(ReferenceAttention(), half, MASKS["all"]).double(), rtol=0, atol=0.03
+        got.double(), attend(ReferenceAttention(), half, MASKS["all"]).double(), rtol=0, atol=2 * 2**-6
     )
 
 

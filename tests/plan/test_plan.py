@@ -253,8 +253,9 @@ for limit in (16_000, 64_000):
     table = pa.table({"prompt": [f"{shared}{number:05}" for number in numbers]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=64_000, use_dictionary=False)
     arguments = [str(tmp_path / "a.parquet"), str(tmp_path / "plan")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], env=os.environ, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True, check=True
     )
     unique, mib = zip(*(map(int, line.split()) for line in done.stdout.splitlines()), strict=True)
     assert unique == tuple(
