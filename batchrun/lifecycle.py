@@ -97,7 +97,9 @@ def resume(output: Path, observe: Observe, stop: StopRequest) -> Outcome:
     Raises:
         BatchrunError: as `submit`, or there is no such job.
     """
-    stored = dict(Store.open(output).job) | {"output": str(output), "overwrite": False}
+    store = Store.open(output)
+    store.at.require_job()
+    stored = dict(store.job) | {"output": str(output), "overwrite": False}
     return submit(Job.model_validate(stored), observe, stop)
 
 
@@ -165,9 +167,7 @@ def _footer(opened: _Opened) -> dict[str, str]:
     return {"batchrun.version": __version__, "batchrun.model": opened.checkpoint.spec.name}
 
 
-def _finished(
-    how: Literal["completed", "stopped"], store: Store, plan: Plan, ran: local.Ran, began: float
-) -> Finished:
+def _finished(how: Literal["completed", "stopped"], store: Store, plan: Plan, ran: local.Ran, began: float) -> Finished:
     done = store.counts()
     return Finished(
         how=how,

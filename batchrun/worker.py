@@ -168,7 +168,9 @@ class Worker:
     def _show(self, plan: Plan, elapsed_s: float) -> None:
         statistics = self._engine.statistics()
         counters, summary, tally = statistics.counters, plan.summary, self._tally
-        work = summary.unique_prompt_tokens + round(summary.num_unique * self._engine.mean_output_len(self._task.sampling))
+        work = summary.unique_prompt_tokens + round(
+            summary.num_unique * self._engine.mean_output_len(self._task.sampling)
+        )
         done_before = work * tally.num_before // max(summary.num_rows, 1)
         self._observe(
             RunProgress(

@@ -33,7 +33,7 @@ def all_options() -> set[str]:
 
 def command_lines(text: str) -> list[list[str]]:
     """The `batchrun …` lines of the code blocks, continued lines joined; words."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     calls = [
         match[1] for line in lines if (match := re.search(r"(?:^|[\s/])(batchrun [a-z-].*)", line.split(" # ")[0]))

@@ -39,7 +39,7 @@ def pack(batch: "ScheduledBatch", block_size: int, device: torch.device) -> Forw
     ids = np.concatenate([item.sequence.tokens[item.start : item.start + item.num_tokens] for item in items])
     last = np.cumsum(q_lens) - 1
     samples = np.fromiter((item.samples for item in items), np.bool_, len(items))
-    copies = _copies(batch.slot_copies)
+    copies = np.array(batch.slot_copies, dtype=np.int64).reshape(-1, 2)
     return ForwardBatch(
         input_ids=_tensor(ids.astype(np.int64), device)[None],
         positions=_tensor(positions, device)[None],
@@ -65,17 +65,6 @@ def _block_table(items: "tuple[Item, ...]", block_size: int) -> NDArray[np.int32
         assert len(blocks) >= wanted, f"row {item.sequence.request.row_idx}: {len(blocks)} blocks, {wanted} needed"
         row[:wanted] = blocks[:wanted]
     return table
-
-
-def _copies(slot_copies: tuple[tuple[int, int], ...]) -> NDArray[np.int64]:
-    """int64 [num_copies, 2] (source, target): the copies one after another as one simultaneous copy.
-
-    A row may share what another row of the same step gets by a copy itself; its source is then the first one's.
-    """
-    origins: dict[int, int] = {}
-    for source, target in slot_copies:
-        origins[target] = origins.get(source, source)
-    return np.array([(source, target) for target, source in origins.items()], dtype=np.int64).reshape(-1, 2)
 
 
 def _tensor(values: NDArray[np.int64] | NDArray[np.int32], device: torch.device) -> Tensor:

@@ -80,9 +80,7 @@ class Engine:
     def in_flight(self) -> tuple[InFlight, ...]:
         """Rows that have begun and not finished."""
         sequences = [*self.scheduler.running, *self.scheduler.preempted]
-        return tuple(
-            InFlight(sequence.request.row_idx, tuple(sequence.output_ids.tolist())) for sequence in sequences
-        )
+        return tuple(InFlight(sequence.request.row_idx, tuple(sequence.output_ids.tolist())) for sequence in sequences)
 
     def statistics(self) -> Statistics:
         return self.scheduler.statistics()

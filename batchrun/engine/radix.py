@@ -134,7 +134,8 @@ class RadixTree:
 
     def _remove(self, node: Node) -> None:
         parent = node.parent
-        assert parent is not None and not node.children, "only leaves below the root are removed"
+        assert parent is not None, "the root is never removed"
+        assert not node.children, "only leaves are removed"
         del parent.children[node.key]
         del parent.keys[bisect_left(parent.keys, node.key)]
         del self._node_of[node.block]

@@ -76,5 +76,4 @@ class Completion:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     error: RowError | None = None

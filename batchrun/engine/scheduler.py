@@ -1,4 +1,4 @@
-"""Decides every step: which tokens of which sequences are computed, in which blocks, and who has to make room.
+"""Decides every step: which tokens of which sequences are computed, who enters, and who has to make room.
 
 There are no phases. A step spends a budget of tokens on closing the gap between what a sequence has and what is
 computed of it. Knows token ids and integers; no tensor, text, clock or randomness. Work per step is O(running +
@@ -11,13 +11,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from batchrun.engine.blocks import BlockPool
+import numpy as np
+
+from batchrun.engine.block_manager import BlockManager
 from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.policies import POLICIES, Pass, Schedule
 from batchrun.engine.preemption import Costs, Preemption, choose_victim, choose_way
-from batchrun.engine.radix import Prefix, RadixTree, common_len
+from batchrun.engine.radix import Prefix, common_len
 from batchrun.engine.request import Completion, FinishReason, Request, TokenIds
-from batchrun.engine.sequence import Sequence, Swapped
+from batchrun.engine.sequence import Sequence
 from batchrun.engine.statistics import Counters, Statistics
 from batchrun.engine.step import Item, Sampled, ScheduledBatch, SwapIn, SwapOut
 from batchrun.errors import EngineFailed
@@ -55,6 +57,15 @@ class _Step:
         self.swap_ins: list[SwapIn] = []
         self.copied_from: dict[int, int] = {}  # destination slot -> source slot
 
+    def rest(self, sequence: Sequence) -> int:
+        """Tokens of the sequence that are not computed even after this step."""
+        return sequence.gap - self.counts.get(sequence, 0)
+
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Adds slot copies; a source that is itself a copy of this step is replaced by that one's source."""
+        for source, destination in copies:
+            self.copied_from[destination] = self.copied_from.get(source, source)
+
     def freeze(self) -> ScheduledBatch:
         items = tuple(
             Item(sequence, sequence.num_computed, count, count == sequence.gap)
@@ -65,12 +76,13 @@ class _Step:
 
 
 class Scheduler:
-    """Owns the waiting rows, the running sequences, the pool and the tree."""
+    """Owns the waiting rows and the running sequences."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
-        self.tree = RadixTree(self.pool, config.block_size, enabled=config.prefix_caching)
+        self.blocks = BlockManager(
+            config.num_blocks, config.num_host_slots, config.block_size, prefix_caching=config.prefix_caching
+        )
         self.lengths = OutputLengths()
         self.costs = Costs(bytes_per_token=config.block_bytes / config.block_size)
         self.counters = Counters()
@@ -78,8 +90,6 @@ class Scheduler:
         self.running: list[Sequence] = []  # by arrival
         self.preempted: list[Sequence] = []  # by arrival
         self._policy = POLICIES[config.schedule]
-        self._free_host_slots = list(range(config.num_host_slots - 1, -1, -1))
-        self._pinned: list[int] = []
         self._arrivals = 0
         self._neighbour: Sequence | None = None  # the row admitted last
         self._head_skips = 0
@@ -119,7 +129,7 @@ class Scheduler:
 
     def update(self, batch: ScheduledBatch, sampled: Sampled, find_stop: FindStop) -> list[Completion]:
         """Takes in a step's tokens; the rows that are finished by them. `find_stop` sees each extended sequence."""
-        self._unpin()
+        self.blocks.unpin()
         tokens = iter(sampled.tokens.tolist())
         completions = []
         for item in batch.items:
@@ -140,17 +150,16 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """A snapshot of counters and gauges."""
-        in_use = self.pool.num_used - self.tree.num_evictable
         return Statistics(
             counters=replace(self.counters),
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             num_preempted=len(self.preempted),
-            num_nodes=self.tree.num_nodes,
-            kv_usage=in_use / max(self.config.num_blocks, 1),
+            num_nodes=self.blocks.tree.num_nodes,
+            kv_usage=self.blocks.num_in_use / max(self.config.num_blocks, 1),
         )
 
-    # --- running sequences
+    # Running sequences.
 
     def _continue(self, which: Pass, step: _Step) -> None:
         """Gives running sequences, oldest first, the tokens they ask for."""
@@ -164,7 +173,7 @@ class Scheduler:
         for sequence in tuple(self.running):
             if step.budget <= 0:
                 return
-            if sequence.gap > step.counts.get(sequence, 0) > 0:
+            if sequence in step.counts and step.rest(sequence) > 0:
                 self._extend(sequence, step.budget + step.counts[sequence], step, may_preempt=False)
 
     def _share(self, sequence: Sequence, step: _Step) -> int:
@@ -179,118 +188,66 @@ class Scheduler:
     def _extend(self, sequence: Sequence, limit: int, step: _Step, *, may_preempt: bool) -> None:
         """Schedules up to `limit` tokens of the sequence in this step, as far as there are blocks for them."""
         end = sequence.num_computed + min(sequence.gap, limit)
-        lacking = self._blocks_for(end) - len(sequence.block_table)
-        if lacking > self._room and may_preempt and self._preempt_one(step) and sequence is step.preempted:
-            return
-        for _ in range(min(lacking, self._room)):
-            sequence.block_table.append(self._allocate())
-        end = min(end, len(sequence.block_table) * self.config.block_size)
+        if may_preempt and self.blocks.lacking(sequence, end) > self.blocks.room:
+            self._preempt_one(step)
+            if sequence is step.preempted:
+                return
+        end = self.blocks.grow(sequence, end)
         count = end - sequence.num_computed
         if count > 0:
             step.budget -= count - step.counts.get(sequence, 0)
             step.counts[sequence] = count
-            self._publish(sequence, min(end, sequence.prompt_len))
+            self.blocks.publish(sequence, min(end, sequence.prompt_len))
 
-    def _publish(self, sequence: Sequence, end: int) -> None:
-        """Enters the sequence's full blocks up to `end` into the tree, so that the next rows can share them."""
-        size = self.config.block_size
-        while sequence.node is not None and (sequence.num_published + 1) * size <= end:
-            at = sequence.num_published
-            is_past = sequence.is_last_reader and (at + 1) * size > sequence.request.keep_len
-            tokens = sequence.tokens[at * size : (at + 1) * size]
-            sequence.node = self.tree.insert(
-                sequence.node, tokens, sequence.block_table[at], has_future=not is_past
-            )
-            sequence.num_published += sequence.node is not None
+    # Preemption.
 
-    # --- blocks
-
-    @property
-    def _room(self) -> int:
-        """Blocks that can be had without preempting anybody."""
-        return self.pool.num_free + self.tree.num_evictable
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.config.block_size)
-
-    def _allocate(self) -> int:
-        if not self.pool.num_free:
-            self.tree.evict()
-        return self.pool.allocate()
-
-    def _release(self, sequence: Sequence) -> None:
-        self.tree.release(sequence.block_table)
-        sequence.block_table = []
-        sequence.node = None
-        sequence.num_published = 0
-
-    def _unpin(self) -> None:
-        for block in self._pinned:
-            self.tree.release([block])
-        self._pinned.clear()
-
-    # --- preemption
-
-    def _preempt_one(self, step: _Step) -> bool:
-        """Makes one sequence leave, at most one a step and never the oldest; whether one did."""
+    def _preempt_one(self, step: _Step) -> None:
+        """Makes one sequence leave, at most one a step and never the oldest."""
         if step.preempted is not None:
-            return False
+            return
         candidates = [sequence for sequence in self.running[1:] if sequence not in step.counts]
         victim = choose_victim((sequence, self._freed_by(sequence)) for sequence in candidates)
-        if victim is None:
-            return False
-        self._preempt(victim, step)
-        return True
+        if victim is not None:
+            self._preempt(victim, step)
 
     def _freed_by(self, sequence: Sequence) -> int:
-        return len(sequence.block_table) - self._num_shared(sequence)
-
-    def _num_shared(self, sequence: Sequence) -> int:
-        """Leading blocks that other sequences use too."""
-        counts = self.pool.ref_counts
-        for at, block in enumerate(sequence.block_table):
-            if counts[block] <= 1 + (at < sequence.num_published):
-                return at
-        return len(sequence.block_table)
+        """Blocks of its own that the sequence would leave behind."""
+        return len(sequence.block_table) - self.blocks.num_shared(sequence)
 
     def _preempt(self, victim: Sequence, step: _Step) -> None:
-        num_shared = self._num_shared(victim)
-        leaving = victim.block_table[num_shared:]
-        num_tokens = victim.num_computed - num_shared * self.config.block_size
-        way = choose_way(
-            self.config.preemption, self.costs, num_tokens, len(leaving), len(self._free_host_slots)
-        )
+        num_own = self._freed_by(victim)
+        num_tokens = min(victim.num_computed, num_own * self.config.block_size)
+        way = choose_way(self.config.preemption, self.costs, num_tokens, num_own, self.blocks.num_free_host_slots)
         if way == "swap":
-            slots = tuple(self._free_host_slots.pop() for _ in leaving)
-            step.swap_outs.append(SwapOut(tuple(leaving), slots))
-            victim.swapped = Swapped(num_shared, slots, victim.num_computed)
+            step.swap_outs.append(self.blocks.swap_out(victim))
             self.counters.swap_preemptions += 1
         else:
-            self._publish(victim, victim.num_computed)
+            # What nobody needs the room of until the victim is back need not be computed again.
+            self.blocks.publish(victim, victim.num_computed)
             self.counters.recompute_preemptions += 1
-        self.tree.mark_last_reader(victim.node, 0, has_future=True)
-        victim.num_lost = victim.num_computed
-        victim.num_computed = 0
+        self.blocks.tree.mark_last_reader(victim.node, 0, has_future=True)
+        self.blocks.release(victim)
+        victim.num_lost, victim.num_computed = victim.num_computed, 0
         victim.num_preemptions += 1
-        self._release(victim)
         self.running.remove(victim)
-        insort(self.preempted, victim, key=lambda sequence: sequence.arrival)
+        insort(self.preempted, victim, key=_arrival)
         self._blocked_room = None
         step.preempted = victim
 
-    # --- admission
+    # Admission.
 
     def _admit(self, step: _Step) -> None:
         """Lets preempted sequences and then waiting rows in, unless somebody had to leave in this step."""
         if step.preempted is not None or (self.running and not self._policy.admits_while_running):
             return
         step.reserved = sum(self._still_needed(sequence) for sequence in self.running)
-        if self._blocked_room is not None and self._room - step.reserved <= self._blocked_room:
+        if self._blocked_room is not None and self.blocks.room - step.reserved <= self._blocked_room:
             return
         self._blocked_room = None
         while self.preempted and self._may_enter(step):
             sequence = self.preempted[0]
-            prefix = self._place(sequence.tokens, self._expected_len(sequence), sequence.swapped, step)
+            held = sequence.swapped.num_computed if sequence.swapped else None
+            prefix = self._place(sequence.tokens, self._expected_len(sequence), held, step)
             if prefix is None:
                 return
             self._enter(self.preempted.pop(0), prefix, step)
@@ -304,22 +261,22 @@ class Scheduler:
             request = self.waiting[at]
             prefix = self._place(_tokens_of(request), self._final_len(request), None, step)
             if prefix is not None:
-                sequence = self._start(request, at)
-                self._enter(sequence, prefix, step)
+                self._enter(self._start(at), prefix, step)
                 num_admitted += 1
             elif at < self._policy.look_ahead and self._head_skips < _MAX_SKIPS:
                 at += 1
             else:
                 break
-        if not num_admitted and self.waiting and self._may_enter(step) and not self._num_prefilling(step):
-            self._blocked_room = self._room - step.reserved
+        is_prefilling = any(step.rest(sequence) > 1 for sequence in self.running)
+        if not num_admitted and self.waiting and self._may_enter(step) and not is_prefilling:
+            self._blocked_room = self.blocks.room - step.reserved
 
-    def _start(self, request: Request, at: int) -> Sequence:
+    def _start(self, at: int) -> Sequence:
         """Makes the waiting row at place `at` a sequence."""
+        sequence = Sequence(self.waiting[at], self._arrivals)
         del self.waiting[at]
-        self._head_skips = self._head_skips + 1 if at else 0
-        sequence = Sequence(request, self._arrivals)
         sequence.is_last_reader = at == 0
+        self._head_skips = self._head_skips + 1 if at else 0
         self._arrivals += 1
         self._neighbour = sequence
         self.counters.prompt_tokens += sequence.prompt_len
@@ -329,24 +286,20 @@ class Scheduler:
         has_budget = step.budget > 0 or not self._policy.admits_while_running
         return has_budget and len(self.running) < self.config.max_num_seqs
 
-    def _place(
-        self, tokens: TokenIds, final_len: int, swapped: Swapped | None, step: _Step
-    ) -> Prefix | None:
-        """The prefix a row would start from if it can enter now: its expected blocks fit, and nobody computes
-        at this moment what it could share."""
-        prefix = self.tree.match(tokens, swapped.num_computed if swapped else len(tokens) - 1)
-        if swapped is None:
+    def _place(self, tokens: TokenIds, final_len: int, num_swapped: int | None, step: _Step) -> Prefix | None:
+        """The prefix a row would start from if it can enter now: its expected blocks fit, and nobody computes at
+        this moment what it could share. `num_swapped` tokens wait on the host; None: none."""
+        prefix = self.blocks.tree.match(tokens, len(tokens) - 1 if num_swapped is None else num_swapped)
+        if num_swapped is None:
             prefix = self._closer(prefix, tokens, step)
             if self._must_wait(tokens, prefix.num_tokens(self.config.block_size), step):
                 return None
-        counts = self.pool.ref_counts
-        held = sum(counts[node.block] > 1 for node in prefix.nodes)
-        needed = self._blocks_for(final_len) - held
-        return prefix if not self.running or needed <= self._room - step.reserved else None
+        needed = self.blocks.blocks_for(final_len) - self.blocks.held(prefix)
+        return prefix if not self.running or needed <= self.blocks.room - step.reserved else None
 
     def _closer(self, prefix: Prefix, tokens: TokenIds, step: _Step) -> Prefix:
-        """`prefix`, or the same blocks and more tokens out of the last, partly filled block of the neighbour's prompt,
-        which is not in the tree."""
+        """`prefix`, or the same blocks and more tokens out of the last, partly filled block of the neighbour's
+        prompt, which is not in the tree."""
         neighbour = self._neighbour
         if neighbour is None or not neighbour.block_table or not self.config.prefix_caching:
             return prefix
@@ -362,7 +315,7 @@ class Scheduler:
         if not self._policy.admits_while_running:
             return False
         for other in self.running:
-            rest = other.gap - step.counts.get(other, 0)
+            rest = step.rest(other)
             if rest <= 1:
                 continue
             if self._policy.shares_with_long and self._is_long(rest) and self._is_long(len(tokens) - num_matched):
@@ -372,65 +325,27 @@ class Scheduler:
                 return True
         return False
 
-    def _num_prefilling(self, step: _Step) -> int:
-        return sum(sequence.gap - step.counts.get(sequence, 0) > 1 for sequence in self.running)
-
     def _enter(self, sequence: Sequence, prefix: Prefix, step: _Step) -> None:
         """Makes a sequence run from `prefix` on, or from what the host kept of it."""
-        blocks = [node.block for node in prefix.nodes]
-        self.tree.acquire(blocks)
-        sequence.block_table = blocks
-        sequence.node = prefix.nodes[-1] if prefix.nodes else self.tree.root
-        sequence.num_published = len(blocks)
-        if sequence.swapped is not None:
-            self._swap_in(sequence, sequence.swapped, step)
-        else:
-            sequence.num_computed = len(blocks) * self.config.block_size
-            self._share_partial(sequence, prefix, step)
+        self.blocks.attach(sequence, prefix)
+        if sequence.swapped is None:
+            step.copy(self.blocks.copy_partial(sequence, prefix))
+        elif (back := self.blocks.swap_in(sequence, sequence.swapped)) is not None:
+            step.swap_ins.append(back)
         if sequence.is_last_reader:
-            self.tree.mark_last_reader(sequence.node, sequence.request.keep_len)
+            self.blocks.tree.mark_last_reader(sequence.node, sequence.request.keep_len)
         if sequence.num_preemptions:
             self.counters.recomputed_tokens += max(0, sequence.num_lost - sequence.num_computed)
         else:
             sequence.cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             self.counters.cached_tokens += sequence.cached_tokens
-        insort(self.running, sequence, key=lambda other: other.arrival)
+        insort(self.running, sequence, key=_arrival)
         self._extend(sequence, self._share(sequence, step), step, may_preempt=False)
         step.reserved += self._still_needed(sequence)
 
-    def _swap_in(self, sequence: Sequence, swapped: Swapped, step: _Step) -> None:
-        """Brings back what the tree does not hold; recomputes when a shared prefix is gone meanwhile."""
-        num_matched = len(sequence.block_table)
-        self._free_host_slots.extend(swapped.host_slots)
-        sequence.swapped = None
-        if num_matched < swapped.first_block:
-            sequence.num_computed = num_matched * self.config.block_size
-            return
-        slots = swapped.host_slots[num_matched - swapped.first_block :]
-        blocks = tuple(self._allocate() for _ in slots)
-        sequence.block_table.extend(blocks)
-        sequence.num_computed = swapped.num_computed
-        if slots:
-            step.swap_ins.append(SwapIn(slots, blocks))
-
-    def _share_partial(self, sequence: Sequence, prefix: Prefix, step: _Step) -> None:
-        """Copies the equal beginning of a block that then differs (copy on write)."""
-        if not prefix.partial_len or self._room < 2:
-            return
-        source_block = prefix.partial_block
-        self.tree.acquire([source_block])
-        self._pinned.append(source_block)
-        block = self._allocate()
-        sequence.block_table.append(block)
-        size = self.config.block_size
-        for offset in range(prefix.partial_len):
-            source = source_block * size + offset
-            step.copied_from[block * size + offset] = step.copied_from.get(source, source)
-        sequence.num_computed += prefix.partial_len
-
     def _still_needed(self, sequence: Sequence) -> int:
         """Blocks the sequence is expected to ask for until its end."""
-        return max(0, self._blocks_for(self._expected_len(sequence)) - len(sequence.block_table))
+        return max(0, self.blocks.lacking(sequence, self._expected_len(sequence)))
 
     def _expected_len(self, sequence: Sequence) -> int:
         return sequence.prompt_len + self.lengths.expected(sequence.request.sampling, sequence.output_len)
@@ -438,11 +353,12 @@ class Scheduler:
     def _final_len(self, request: Request) -> int:
         return len(request.token_ids) + self.lengths.expected(request.sampling, len(request.output_ids))
 
-    # --- the end of a row
+    # The end of a row.
 
     def _ending(
         self, sequence: Sequence, token: int, find_stop: FindStop
     ) -> tuple[FinishReason, str | int | None] | None:
+        """Why the row ends with `token`, and the stop string or token behind it; None when it goes on."""
         sampling, output_len = sequence.request.sampling, sequence.output_len
         if output_len >= sampling.min_tokens:
             if token in self.config.eos_token_ids and not sampling.ignore_eos:
@@ -455,7 +371,7 @@ class Scheduler:
         return ("length", None) if output_len >= sampling.max_tokens else None
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop: str | int | None) -> Completion:
-        self._release(sequence)
+        self.blocks.release(sequence)
         self.running.remove(sequence)
         self.lengths.observe(sequence.output_len)
         self.counters.rows_finished += 1
@@ -466,7 +382,6 @@ class Scheduler:
             finish_reason=reason,
             stop_reason=stop,
             prompt_tokens=sequence.prompt_len,
-            cached_tokens=sequence.cached_tokens,
         )
 
     def _count_step(self, batch: ScheduledBatch, sampled: Sampled) -> None:
@@ -482,35 +397,24 @@ class Scheduler:
     def _describe(self) -> str:
         return (
             f"{len(self.running)} running, {len(self.preempted)} preempted, {len(self.waiting)} waiting, "
-            f"{self.pool.num_free} of {self.pool.num_blocks} blocks free, {self.tree.num_evictable} evictable"
+            f"{self.blocks.pool.num_free} of {self.config.num_blocks} blocks free, "
+            f"{self.blocks.tree.num_evictable} evictable"
         )
 
     def check(self) -> None:
         """States every invariant between two steps; for tests."""
-        self.pool.check()
-        self.tree.check()
-        expected = [0] * self.pool.num_blocks
-        for sequence in self.running:
-            assert len(sequence.block_table) == self._blocks_for(sequence.num_computed), "blocks not covering tokens"
-            for block in sequence.block_table:
-                expected[block] += 1
-        stack = [self.tree.root]
-        while stack:
-            node = stack.pop()
-            stack.extend(node.children.values())
-            if node is not self.tree.root:
-                expected[node.block] += 1
-        assert expected == self.pool.ref_counts, "reference counts differ from the references there are"
-        kept = [slot for sequence in self.preempted if sequence.swapped for slot in sequence.swapped.host_slots]
-        slots = sorted(kept + self._free_host_slots)
-        assert slots == list(range(self.config.num_host_slots)), "host slots are lost or doubled"
+        self.blocks.check(self.running, self.preempted)
         for sequences in (self.running, self.preempted):
             arrivals = [sequence.arrival for sequence in sequences]
             assert arrivals == sorted(set(arrivals)), "not ordered by arrival"
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival
 
 
 def _tokens_of(request: Request) -> TokenIds:
     """Prompt and the output from before a resume."""
     if not request.output_ids:
         return request.token_ids
-    return Sequence(request, -1).tokens
+    return np.concatenate([request.token_ids, np.array(request.output_ids, dtype=np.int32)])

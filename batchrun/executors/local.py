@@ -42,9 +42,7 @@ class Ran:
     seconds: float
 
 
-def run(
-    job: Job, plan: Plan, checkpoint: Checkpoint, store: Store, observe: Observe, stop: StopRequest
-) -> Ran:
+def run(job: Job, plan: Plan, checkpoint: Checkpoint, store: Store, observe: Observe, stop: StopRequest) -> Ran:
     """Runs the plan's pending rows; loads the weights for it.
 
     Raises:

@@ -181,9 +181,7 @@ class _Files:
     def _write(self, group: pa.Table) -> None:
         with storage_errors(self._path):
             if self._writer is None:
-                self._writer = pq.ParquetWriter(
-                    self._path, self._schema, compression="zstd", write_page_checksum=True
-                )
+                self._writer = pq.ParquetWriter(self._path, self._schema, compression="zstd", write_page_checksum=True)
             self._writer.write_table(group, row_group_size=_GROUP_ROWS)
             self._file_rows += group.num_rows
             is_full = self._file_rows >= _FILE_ROWS or self._path.stat().st_size >= _FILE_BYTES

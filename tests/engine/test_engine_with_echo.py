@@ -61,7 +61,7 @@ def run(engine: Engine, requests: list[Request], *, forgets: bool = False) -> di
             assert completion.row_idx not in done, "a row finished twice"
             done[completion.row_idx] = completion
         if forgets:
-            engine.scheduler.tree.clear()
+            engine.scheduler.blocks.tree.clear()
         engine.check()
     return done
 

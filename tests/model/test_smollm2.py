@@ -6,7 +6,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.run.conftest import ignore
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from batchrun import lifecycle
@@ -14,6 +13,7 @@ from batchrun.checkpoint import cache_folder, resolve
 from batchrun.job import Job
 from batchrun.quiet import quiet_transformers
 from batchrun.stop import StopRequest
+from tests.run.conftest import ignore
 
 NUM_TOKENS = 12
 REVIEWS = Path(__file__).parents[2] / "examples" / "reviews.parquet"

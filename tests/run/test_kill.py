@@ -6,6 +6,7 @@ import subprocess
 
 import pyarrow.parquet as pq
 import pytest
+
 from tests.run.conftest import EchoJob
 
 SLOW = ("--max-num-seqs", "4", "--max-tokens", "60", "--checkpoint-every", "0.1s", "--progress", "none")

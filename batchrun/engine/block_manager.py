@@ -1,0 +1,156 @@
+"""Which blocks and host places each sequence holds: the pool, the tree and the host's free places under one roof.
+
+Every block enters and leaves a sequence's block table here. Knows nothing of budgets, order or who should run.
+"""
+
+from collections.abc import Iterable
+
+from batchrun.engine.blocks import BlockPool
+from batchrun.engine.radix import Prefix, RadixTree
+from batchrun.engine.sequence import Sequence, Swapped
+from batchrun.engine.step import SwapIn, SwapOut
+
+
+class BlockManager:
+    """`num_blocks` of `block_size` tokens in the pool, `num_host_slots` of the same size on the host."""
+
+    def __init__(self, num_blocks: int, num_host_slots: int, block_size: int, *, prefix_caching: bool) -> None:
+        self.block_size = block_size
+        self.num_host_slots = num_host_slots
+        self.pool = BlockPool(num_blocks)
+        self.tree = RadixTree(self.pool, block_size, enabled=prefix_caching)
+        self._free_host_slots = list(range(num_host_slots - 1, -1, -1))
+        self._pinned: list[int] = []
+
+    @property
+    def room(self) -> int:
+        """Blocks that can be had without preempting anybody."""
+        return self.pool.num_free + self.tree.num_evictable
+
+    @property
+    def num_in_use(self) -> int:
+        """Blocks that a sequence references."""
+        return self.pool.num_used - self.tree.num_evictable
+
+    @property
+    def num_free_host_slots(self) -> int:
+        return len(self._free_host_slots)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def lacking(self, sequence: Sequence, end: int) -> int:
+        """Blocks the sequence needs besides its own to hold `end` tokens; negative when it has more."""
+        return self.blocks_for(end) - len(sequence.block_table)
+
+    def held(self, prefix: Prefix) -> int:
+        """Blocks of a prefix that sequences use already, so that one more user costs no room."""
+        return sum(self.pool.ref_counts[node.block] > 1 for node in prefix.nodes)
+
+    def attach(self, sequence: Sequence, prefix: Prefix) -> None:
+        """Gives a sequence without blocks the whole blocks of a prefix."""
+        blocks = [node.block for node in prefix.nodes]
+        self.tree.acquire(blocks)
+        sequence.block_table = blocks
+        sequence.node = prefix.nodes[-1] if prefix.nodes else self.tree.root
+        sequence.num_published = len(blocks)
+        sequence.num_computed = len(blocks) * self.block_size
+
+    def copy_partial(self, sequence: Sequence, prefix: Prefix) -> list[tuple[int, int]]:
+        """Makes the equal beginning of a block that then differs the sequence's own (copy on write).
+
+        Returns (source, destination) slots to be copied in this step. The source stays where it is until `unpin`.
+        """
+        if not prefix.partial_len or self.room < 2:
+            return []
+        source = prefix.partial_block
+        self.tree.acquire([source])
+        self._pinned.append(source)
+        block = self._allocate()
+        sequence.block_table.append(block)
+        sequence.num_computed += prefix.partial_len
+        offsets = range(prefix.partial_len)
+        return [(source * self.block_size + offset, block * self.block_size + offset) for offset in offsets]
+
+    def unpin(self) -> None:
+        """The step's copies are done: their sources may go."""
+        for block in self._pinned:
+            self.tree.release([block])
+        self._pinned.clear()
+
+    def grow(self, sequence: Sequence, end: int) -> int:
+        """Gives the sequence blocks for `end` tokens as far as there is room; the tokens that it has room for now."""
+        for _ in range(min(self.lacking(sequence, end), self.room)):
+            sequence.block_table.append(self._allocate())
+        return min(end, len(sequence.block_table) * self.block_size)
+
+    def publish(self, sequence: Sequence, end: int) -> None:
+        """Enters the sequence's full blocks up to `end` into the tree, so that the next rows can share them."""
+        size = self.block_size
+        while sequence.node is not None and (sequence.num_published + 1) * size <= end:
+            at = sequence.num_published
+            is_past = sequence.is_last_reader and (at + 1) * size > sequence.request.keep_len
+            tokens = sequence.tokens[at * size : (at + 1) * size]
+            sequence.node = self.tree.insert(sequence.node, tokens, sequence.block_table[at], has_future=not is_past)
+            sequence.num_published += sequence.node is not None
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes all blocks from the sequence; what it has published stays while somebody may read it."""
+        self.tree.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.node = None
+        sequence.num_published = 0
+
+    def num_shared(self, sequence: Sequence) -> int:
+        """Leading blocks that other sequences use too."""
+        counts = self.pool.ref_counts
+        for at, block in enumerate(sequence.block_table):
+            if counts[block] <= 1 + (at < sequence.num_published):
+                return at
+        return len(sequence.block_table)
+
+    def swap_out(self, sequence: Sequence) -> SwapOut:
+        """Finds host places for the sequence's own blocks; there must be enough. The sequence keeps the blocks."""
+        num_shared = self.num_shared(sequence)
+        leaving = sequence.block_table[num_shared:]
+        slots = tuple(self._free_host_slots.pop() for _ in leaving)
+        sequence.swapped = Swapped(num_shared, slots, sequence.num_computed)
+        return SwapOut(tuple(leaving), slots)
+
+    def swap_in(self, sequence: Sequence, swapped: Swapped) -> SwapIn | None:
+        """Finds blocks for what the attached prefix does not hold. Without the prefix that was shared when the
+        sequence left there is nothing to add the rest to: it stays at what is attached."""
+        num_attached = len(sequence.block_table)
+        self._free_host_slots.extend(swapped.host_slots)
+        sequence.swapped = None
+        if num_attached < swapped.first_block:
+            return None
+        slots = swapped.host_slots[num_attached - swapped.first_block :]
+        blocks = tuple(self._allocate() for _ in slots)
+        sequence.block_table.extend(blocks)
+        sequence.num_computed = swapped.num_computed
+        return SwapIn(slots, blocks) if slots else None
+
+    def _allocate(self) -> int:
+        if not self.pool.num_free:
+            self.tree.evict()
+        return self.pool.allocate()
+
+    def check(self, running: Iterable[Sequence], preempted: Iterable[Sequence]) -> None:
+        """States every invariant between two steps; for tests."""
+        self.pool.check()
+        self.tree.check()
+        expected = [0] * self.pool.num_blocks
+        for sequence in running:
+            assert self.lacking(sequence, sequence.num_computed) == 0, "a block table does not cover its tokens"
+            for block in sequence.block_table:
+                expected[block] += 1
+        stack = [self.tree.root]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            if node is not self.tree.root:
+                expected[node.block] += 1
+        assert expected == self.pool.ref_counts, "reference counts differ from the references there are"
+        kept = [slot for sequence in preempted if sequence.swapped for slot in sequence.swapped.host_slots]
+        assert sorted(kept + self._free_host_slots) == list(range(self.num_host_slots)), "host slots lost or doubled"
