@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.engine.engine import Engine
-from batchrun.engine.request import Completion, Request
+from batchrun.engine.request import Completion
 from batchrun.errors import DataError, RowError
 from batchrun.observe.events import Committed, Observe, RunProgress
 from batchrun.plan.plan import Plan, Unit, read_unit
@@ -72,15 +72,28 @@ class Worker:
     def run(self, plan: Plan) -> bool:
         """Works until every row is committed, or the wish to stop is fulfilled; whether every row is done.
 
+        Whatever ends it, finished rows are committed and the tokens of unfinished ones saved on the way out.
+
         Raises:
-            DataError: a row needs more KV than the pool has.
+            DataError: a row needs more KV than the pool has; nothing was run.
+            EngineFailed: the engine failed.
             StorageFailed: a commit failed; what was committed before stays.
         """
-        began = committed = shown = self._clock()
+        self._check_fits(plan)
         self._partial = self._store.load_partial()
-        rows = self._pending(plan)
+        began = self._clock()
+        try:
+            is_all_fed = self._work(plan, began)
+        finally:
+            self._save()
+        self._show(plan, self._clock() - began)
+        return is_all_fed and not self._rows
+
+    def _work(self, plan: Plan, began: float) -> bool:
+        """The loop; whether the engine was given every pending row."""
+        rows, is_all_fed = self._pending(plan), False
         deadline: float | None = None
-        is_all_fed = False
+        committed = shown = began
         while self._has_patience(deadline):
             if self._stop.level >= DRAIN and deadline is None:
                 deadline = self._clock() + self._pace.drain_timeout_s
@@ -98,12 +111,7 @@ class Worker:
             if now - shown >= _PROGRESS_EVERY_S:
                 self._show(plan, now - began)
                 shown = now
-        self._commit()
-        if self._rows:
-            in_flight = {row.row_idx: row.output_ids for row in self._engine.in_flight() if row.output_ids}
-            self._store.save_partial(self._partial | in_flight)
-        self._show(plan, self._clock() - began)
-        return is_all_fed and not self._rows
+        return is_all_fed
 
     def _has_patience(self, deadline: float | None) -> bool:
         if self._stop.level >= AT_ONCE:
@@ -123,17 +131,16 @@ class Worker:
                 self._tally.num_done += row.num_answered
                 continue
             request = self._task.request(row, self._partial.get(row.row_idx, ()))
-            self._check_fits(request)
             self._rows[row.row_idx] = unit, row
             self._engine.add(request)
         return True
 
-    def _check_fits(self, request: Request) -> None:
-        if request.max_len > self._engine.capacity:
+    def _check_fits(self, plan: Plan) -> None:
+        longest, capacity = plan.summary.longest_len, self._engine.capacity
+        if longest > capacity:
             raise DataError(
-                f"row {request.row_idx} needs KV for {request.max_len:,} tokens (prompt {len(request.token_ids):,} + "
-                f"output) but the pool holds {self._engine.capacity:,}; raise --kv-cache-memory, "
-                "or lower --max-tokens or --max-model-len"
+                f"the longest row needs KV for {longest:,} tokens, prompt and output, but the pool holds {capacity:,}; "
+                "raise --kv-cache-memory, or lower --max-tokens or --max-model-len"
             )
 
     def _put_back(self) -> int:
@@ -154,6 +161,12 @@ class Worker:
             path = self._store.commit(unit.index, self._task.fold(finished))
             self._observe(Committed(unit.index, path.name, len(finished)))
         self._finished.clear()
+
+    def _save(self) -> None:
+        self._commit()
+        in_flight = {row.row_idx: row.output_ids for row in self._engine.in_flight() if row.output_ids}
+        if in_flight:
+            self._store.save_partial(self._partial | in_flight)
 
     def _pending(self, plan: Plan) -> Iterator[tuple[Unit, PlannedRow]]:
         """The rows that are in no part yet, in plan order."""

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from batchrun import lifecycle
-from batchrun.errors import DataError, JobMismatch, OutputRefused, StoppedEarly
+from batchrun.engine.echo import EchoRunner
+from batchrun.errors import DataError, EngineFailed, JobMismatch, OutputRefused, StoppedEarly
 from batchrun.stop import AT_ONCE, StopRequest
 from tests.run.conftest import echo_text, ignore
 
@@ -75,7 +76,7 @@ def test_sampling_depends_on_neither_batch_nor_policy(echo_job, tmp_path):
 
 def test_a_row_that_can_never_fit_is_refused_with_the_remedy(echo_job):
     job = echo_job(10)
-    with pytest.raises(DataError, match=r"row \d+ needs KV for .* raise --kv-cache-memory"):
+    with pytest.raises(DataError, match=r"longest row needs KV for 579 tokens.* raise --kv-cache-memory"):
         job.submit(kv_cache_memory=8 * 16 * 3, max_tokens=500)
 
 
@@ -135,6 +136,25 @@ def test_a_stop_saves_finished_rows_and_unfinished_tokens(echo_job):
     assert [row["text"] for row in job.rows()] == [echo_text(prompt, 40) for prompt in job.prompts]
     whole = sum(len(row["text"]) for row in job.rows())
     assert outcome.output_tokens < whole
+
+
+def test_an_engine_that_fails_loses_no_finished_row(echo_job, monkeypatch):
+    """And the tokens of the unfinished rows are kept: the next run needs fewer steps than the first would have."""
+    job, execute, steps = echo_job(200), EchoRunner.execute, []
+
+    def fail_at_last(self, batch):
+        steps.append(batch)
+        if len(steps) == 100:
+            raise EngineFailed("the device is gone")
+        return execute(self, batch)
+
+    monkeypatch.setattr(EchoRunner, "execute", fail_at_last)
+    with pytest.raises(EngineFailed, match="the device is gone"):
+        job.submit(max_num_seqs=8)
+    outcome = job.submit(max_num_seqs=8)
+    assert [row["text"] for row in job.rows()] == [echo_text(prompt, 256) for prompt in job.prompts]
+    assert outcome.prompt_tokens < sum(len(prompt) + 1 for prompt in set(job.prompts))
+    assert outcome.output_tokens < sum(row["completion_tokens"] for row in job.rows())
 
 
 def test_json_is_the_only_thing_on_stdout(echo_job):
