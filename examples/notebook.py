@@ -14,7 +14,7 @@ import batchrun as br
 
 here = Path(__file__).parent
 reviews = here / "reviews.parquet"
-triage = {"template": str(here / "triage.j2"), "max_tokens": 24, "limit": 12}
+triage = {"template": str(here / "triage.j2"), "chat": "off", "stop": "###", "max_tokens": 24, "limit": 12}
 
 # %% [markdown]
 # The plan reads and tokenises everything before any weights are loaded: how long the prompts are, how much of them is
