@@ -43,7 +43,7 @@ class Rows:
 
 
 @given(st.lists(prompts, max_size=12), prompts, st.integers(0, 14))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_match_is_the_longest_common_prefix_with_any_row(rows, probe, limit):
     """Token by token, also inside a block, and never past the limit."""
     world = Rows()
@@ -56,7 +56,7 @@ def test_match_is_the_longest_common_prefix_with_any_row(rows, probe, limit):
 
 
 @given(st.lists(st.tuples(prompts, st.integers(0, 5), st.booleans()), max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_entering_and_leaving_in_any_order_keeps_every_invariant(moves):
     """With a pool so small that rows evict each other's prefixes."""
     world, inside = Rows(num_blocks=16), []

@@ -58,7 +58,7 @@ def listed(batches: list[OrderedRows]) -> list[tuple[object, ...]]:
     ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows, st.sampled_from([200, 3000, 1 << 20]), st.sampled_from([3, 500]), st.sampled_from([{None, "é"}, set()]))
 def test_order_sharing_and_folding_are_those_of_the_obvious_code(
     tmp_path: Path, given_rows: list[Row], memory_bytes: int, batch_words: int, foldable: set[str | None]
@@ -104,7 +104,7 @@ def test_skewed_lengths_do_not_take_rows_times_longest(tmp_path: Path) -> None:
     assert [row[2] for row in rows] == [3, *[2] * 1999, 0]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=50), max_size=100), st.integers(1, 4000))
 def test_external_sort_is_a_sort(tmp_path: Path, records: list[bytes], memory_bytes: int) -> None:
     sorter = ExternalSort(tmp_path, memory_bytes, slice_bytes=memory_bytes // 8)

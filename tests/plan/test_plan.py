@@ -34,7 +34,7 @@ def trie_size(texts: list[str]) -> int:
     return len({text.encode()[:end] for text in texts for end in range(len(text.encode()) + 1)})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.lists(st.text("ab", min_size=0, max_size=6) | st.none(), min_size=1, max_size=30))
 def test_plan_accounts_for_every_row_and_token(planned: Planned, rows_of: RowsOf, cells: list[str | None]) -> None:
     plan = planned(pa.table({"prompt": pa.array(cells, pa.string())}), max_tokens=3)
