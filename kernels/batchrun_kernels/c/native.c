@@ -1,0 +1,56 @@
+/* The kernels that Python calls through ctypes: each compiled for AVX2 with FMA and portably, chosen at run time.
+ *
+ * Plain C with gcc's vector types; knows neither Python nor torch. Threads are OpenMP's: loaded after torch, the
+ * library shares torch's own pool, whose libgomp.so.1 is found by its name.
+ */
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+/* Counts up whenever a function's arguments change, so that an old library is never called with new ones. */
+#define VERSION 1
+
+/* Multiply-adds that are not worth waking a thread for. */
+#define SMALL_WORK (1L << 16)
+
+typedef float float8 __attribute__((vector_size(32), aligned(4), may_alias));
+
+#if defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define NAME(x) x##_avx2
+#include "tile.h"
+#include "gemm.h"
+#undef NAME
+#pragma GCC pop_options
+#define HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#endif
+
+#define NAME(x) x##_portable
+#include "tile.h"
+#include "gemm.h"
+#undef NAME
+
+static int portable_only;
+
+#if defined(__x86_64__)
+#define CALL(function, ...) (use_avx2() ? function##_avx2(__VA_ARGS__) : function##_portable(__VA_ARGS__))
+static int use_avx2(void) { return !portable_only && HAS_AVX2; }
+const char *batchrun_instructions(void) { return use_avx2() ? "avx2" : "portable"; }
+#else
+#define CALL(function, ...) function##_portable(__VA_ARGS__)
+const char *batchrun_instructions(void) { return "portable"; }
+#endif
+
+int batchrun_version(void) { return VERSION; }
+
+/* 1: from now on what every processor has, 0: the best again. */
+void batchrun_portable(int only) { portable_only = only; }
+
+int batchrun_threads(void) { return omp_get_max_threads(); }
+
+void batchrun_gemm(const float *x, const float *packed, const float *bias, float *y, long m, long n, long k)
+{
+    CALL(gemm, x, packed, bias, y, m, n, k);
+}
