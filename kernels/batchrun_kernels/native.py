@@ -13,10 +13,13 @@ import torch  # noqa: F401  (loads the libgomp that the library is to share)
 
 # Equal to VERSION in c/native.c.
 _VERSION = 1
-_POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[type]] = {
-    "batchrun_portable": [ctypes.c_int],
+    "batchrun_portable": [_INT],
     "batchrun_gemm": [_POINTER] * 4 + [_LONG] * 3,
+    "batchrun_rms_norm": [_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG],
+    "batchrun_glu": [_POINTER, _POINTER, _LONG, _LONG, _INT],
+    "batchrun_rope": [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG],
 }
 
 

@@ -1,11 +1,23 @@
 """Which attention runs where; what an implementation lacks is refused by name, never ignored."""
 
-from batchrun_kernels.contract import Attention, Feature, UnsupportedError
+from collections.abc import Iterable
+
+import torch
+
+from batchrun_kernels.contract import Attention, Feature, KVLayer, UnsupportedError
 from batchrun_kernels.cpu import GatherAttention
 
 
-def select(device: str, needs: frozenset[Feature]) -> Attention:
-    """The fastest attention for `device` ("cpu", "cuda", "cuda:1") that has all of `needs`; raises UnsupportedError."""
+def select(
+    device: str,
+    needs: frozenset[Feature],
+    layers: Iterable[KVLayer] = (),
+    dtype: torch.dtype = torch.float32,
+) -> Attention:
+    """The fastest attention for `device` ("cpu", "cuda", "cuda:1") that has all of `needs` and fits the layers.
+
+    Raises UnsupportedError.
+    """
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise UnsupportedError(f"no attention kernel for device {device}; there are cpu and cuda")

@@ -13,7 +13,7 @@ from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.model import Model
 from batchrun.engine.step import Item, ScheduledBatch
 from batchrun.errors import ModelUnavailable
-from batchrun_kernels import Mask
+from batchrun_kernels import Mask, native
 from batchrun_kernels.cpu import GatherAttention
 from tests.device.steps import Blocks, make_sequence
 from tests.device.tiny_families import FAMILIES, VOCAB, make_model
@@ -41,11 +41,11 @@ def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
     blocks = Blocks(num_blocks=40)
     sequences = [make_sequence(row, ids, blocks.take(9)) for row, ids in enumerate(prompts)]
     sequences[1].block_table[:2] = sequences[0].block_table[:2]
-    cache = KVCache(40, BLOCK, GatherAttention(), model.place)
+    cache = KVCache(40, BLOCK, model.attention, model.place)
     for index, layer in model.kv_layers.items():
         cache.allocate(index, layer)
-        cache.keys[index].fill_(torch.nan)
-        cache.values[index].fill_(torch.nan)
+        cache.pools[index].keys.fill_(torch.nan)
+        cache.pools[index].values.fill_(torch.nan)
     third = [sequence.block_table[2] * BLOCK for sequence in sequences]
     copies = ((third[0], third[1]), (third[0] + 1, third[1] + 1))
     spans = [[(0, 13), (SHARED, 5), (0, 17)], [(13, 12), (15, 3), (17, 13)], [(25, 1), (18, 1), (30, 1)]]
@@ -59,8 +59,12 @@ def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
     return [torch.cat(own) for own in parts]
 
 
+@pytest.mark.parametrize("kernels", ["best", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_chunked_and_shared_equals_eager(family: str) -> None:
+def test_packed_chunked_and_shared_equals_eager(family: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the C kernels where there are any, and as on a machine without a compiler."""
+    if kernels == "torch":
+        monkeypatch.setattr(native, "find", lambda: None)
     prompts = make_prompts()
     module = make_model(family)
     expected = logits_alone(module, prompts)

@@ -91,16 +91,17 @@ def test_a_swapped_row_goes_on_with_identical_tokens(module: Any, runner: TorchR
 
 def test_blocks_swapped_out_and_in_by_one_step_pass_through_the_host(runner: TorchRunner) -> None:
     """The pool may be full: a row comes back into the blocks that leave in the same step."""
-    cache = runner._cache
-    for pool in (*cache.keys.values(), *cache.values.values()):
-        pool.copy_(torch.arange(pool.numel()).view(pool.shape))
-    before = {index: keys.clone() for index, keys in cache.keys.items()}
+    keys = [pool.keys for pool in runner._cache.pools.values()]
+    for pool in runner._cache.pools.values():
+        for tensor in (pool.keys, pool.values):
+            tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape))
+    before = [tensor.clone() for tensor in keys]
     runner._host.copy_out((3, 8), (0, 1))
     runner._host.copy_out((5,), (2,))
     runner._host.copy_in((2, 0), (8, 5))
-    for index, keys in cache.keys.items():
-        assert torch.equal(keys[8], before[index][5])
-        assert torch.equal(keys[5], before[index][3])
+    for now, then in zip(keys, before, strict=True):
+        assert torch.equal(now[8], then[5])
+        assert torch.equal(now[5], then[3])
 
 
 def test_a_step_in_which_no_row_ends_samples_nothing(runner: TorchRunner) -> None:

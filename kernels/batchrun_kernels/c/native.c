@@ -14,7 +14,11 @@
 /* Multiply-adds that are not worth waking a thread for. */
 #define SMALL_WORK (1L << 16)
 
+/* Elements of a row-wise kernel that are not worth waking a thread for. */
+#define SMALL_ROWS (1L << 14)
+
 typedef float float8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int int8 __attribute__((vector_size(32), aligned(4), may_alias));
 
 #if defined(__x86_64__)
 #pragma GCC push_options
@@ -22,6 +26,8 @@ typedef float float8 __attribute__((vector_size(32), aligned(4), may_alias));
 #define NAME(x) x##_avx2
 #include "tile.h"
 #include "gemm.h"
+#include "exp.h"
+#include "elementwise.h"
 #undef NAME
 #pragma GCC pop_options
 #define HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
@@ -30,6 +36,8 @@ typedef float float8 __attribute__((vector_size(32), aligned(4), may_alias));
 #define NAME(x) x##_portable
 #include "tile.h"
 #include "gemm.h"
+#include "exp.h"
+#include "elementwise.h"
 #undef NAME
 
 static int portable_only;
@@ -53,4 +61,20 @@ int batchrun_threads(void) { return omp_get_max_threads(); }
 void batchrun_gemm(const float *x, const float *packed, const float *bias, float *y, long m, long n, long k)
 {
     CALL(gemm, x, packed, bias, y, m, n, k);
+}
+
+void batchrun_rms_norm(const float *x, float *residual, const float *weight, float eps, float *y, long m, long n)
+{
+    CALL(rms_norm, x, residual, weight, eps, y, m, n);
+}
+
+void batchrun_glu(const float *gate_up, float *y, long m, long n, int is_gelu)
+{
+    CALL(glu, gate_up, y, m, n, is_gelu);
+}
+
+void batchrun_rope(const float *x, long token_stride, long head_stride, const float *cos, const float *sin, float *y,
+                   long tokens, long heads, long dim)
+{
+    CALL(rope, x, token_stride, head_stride, cos, sin, y, tokens, heads, dim);
 }
