@@ -4,8 +4,10 @@ from collections.abc import Iterable
 
 import torch
 
+from batchrun_kernels import native
 from batchrun_kernels.contract import Attention, Feature, KVLayer, UnsupportedError
 from batchrun_kernels.cpu import GatherAttention
+from batchrun_kernels.native_attention import NativeAttention
 
 
 def select(
@@ -21,6 +23,11 @@ def select(
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise UnsupportedError(f"no attention kernel for device {device}; there are cpu and cuda")
+    layers = tuple(layers)
+    if kind == "cpu" and native.find() is not None:
+        fast = NativeAttention()
+        if needs <= fast.features and all(fast.fits(layer, dtype) for layer in layers):
+            return fast
     attention = GatherAttention()
     if lacking := needs - attention.features:
         raise UnsupportedError(f"the {attention.name} attention lacks {', '.join(sorted(lacking))}")
