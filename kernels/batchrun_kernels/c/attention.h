@@ -24,54 +24,70 @@ INLINE void NAME(scores_of)(const int rows, const int vectors, const float *a, l
     default: NAME(function)(6, vectors, __VA_ARGS__); break;                                                          \
     }
 
-static void NAME(scores)(int rows, int run, const float *q, const float *keys, const struct attend *a, float *c,
+NOINLINE void NAME(scores)(int rows, const struct run *run, const float *q, const struct attend *a, float *c,
                          const float *next)
 {
-    if (run > 8) {
-        FOR_ROWS(scores_of, rows, 2, q, a->key_dim, keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
+    if (run->length > 8) {
+        FOR_ROWS(scores_of, rows, 2, q, a->key_dim, run->keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
     } else {
-        FOR_ROWS(scores_of, rows, 1, q, a->key_dim, keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
+        FOR_ROWS(scores_of, rows, 1, q, a->key_dim, run->keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
     }
 }
 
-/* out[rows][8 * vectors] += weights of positions `from ... to` times their values, from column `column` on. */
-INLINE void NAME(weighted)(const int rows, const int vectors, const struct attend *a, const int32_t *table, long head,
-                           long from, long to, long end, const float *weights, long column, float *out, int fetches)
+/* out[rows][8 * vectors] += the weights of a tile's positions times their values, from column `column` on. */
+INLINE void NAME(weighted)(const int rows, const int vectors, const struct run *run, int runs, const float *weights,
+                           long value_dim, long column, float *out, int fetches)
 {
     float8 acc[MAX_ROWS][2];
-    NAME(load)(acc, rows, vectors, out, a->value_dim);
-    for (long p = from, run; p < to; p += run) {
-        long offset = p % a->block_size, ahead = p + TILE;
-        run = a->block_size - offset < to - p ? a->block_size - offset : to - p;
-        const float *values = a->values
-            + (((long)table[p / a->block_size] * a->kv_heads + head) * a->block_size + offset) * a->value_dim + column;
+    NAME(load)(acc, rows, vectors, out, value_dim);
+    for (int i = 0; i < runs; i++) {
         /* The keys of the next tile come while the values of this one are read: a part with every 16 columns. */
-        const float *next = 0;
-        if (fetches && ahead < end)
-            next = a->keys + ((long)table[ahead / a->block_size] * a->kv_heads + head) * a->key_dim * a->block_size
-                + column * run;
-        NAME(accumulate)(acc, rows, vectors, weights + p - from, SCORE_STRIDE, values, a->value_dim, run, next, 4);
+        const float *next = fetches && run[i].next ? run[i].next + column * run[i].length : 0;
+        NAME(accumulate)(acc, rows, vectors, weights, SCORE_STRIDE, run[i].values + column, value_dim, run[i].length,
+                         next, 4);
+        weights += run[i].length;
     }
-    NAME(store)(acc, rows, vectors, out, a->value_dim);
+    NAME(store)(acc, rows, vectors, out, value_dim);
 }
 
-static void NAME(weigh)(int rows, int vectors, const struct attend *a, const int32_t *table, long head, long from,
-                        long to, long end, const float *weights, long column, float *out, int fetches)
+NOINLINE void NAME(weigh)(int rows, int vectors, const struct run *run, int runs, const float *weights, long value_dim,
+                        long column, float *out, int fetches)
 {
     if (vectors > 1) {
-        FOR_ROWS(weighted, rows, 2, a, table, head, from, to, end, weights, column, out, fetches)
+        FOR_ROWS(weighted, rows, 2, run, runs, weights, value_dim, column, out, fetches)
     } else {
-        FOR_ROWS(weighted, rows, 1, a, table, head, from, to, end, weights, column, out, fetches)
+        FOR_ROWS(weighted, rows, 1, run, runs, weights, value_dim, column, out, fetches)
     }
 }
 
-/* One row's scores [low, high) of a tile become weights, the others zero; `most` and `sum` are carried on, and the
- * result is what the row's output so far must be multiplied by. */
-static float NAME(softmax)(float *scores, long width, long low, long high, float softcap, float *most, float *sum)
+/* The positions `from ... to` as runs of at most 16 in one block; how many there are. */
+static int NAME(runs_of)(const struct attend *a, const int32_t *table, long head, long from, long to, long end,
+                         struct run *run)
+{
+    int runs = 0;
+    long block = from / a->block_size, offset = from % a->block_size;
+    for (long p = from; p < to; p += run[runs++].length) {
+        long ahead = (p + TILE) / a->block_size, at = table[block] * a->kv_heads + head;
+        long length = a->block_size - offset < WIDTH ? a->block_size - offset : WIDTH;
+        run[runs].length = to - p < length ? to - p : length;
+        run[runs].keys = a->keys + at * a->key_dim * a->block_size + offset;
+        run[runs].values = a->values + (at * a->block_size + offset) * a->value_dim;
+        run[runs].next = p + TILE < end ? a->keys + (table[ahead] * a->kv_heads + head) * a->key_dim * a->block_size : 0;
+        offset += run[runs].length;
+        if (offset == a->block_size) {
+            offset = 0;
+            block++;
+        }
+    }
+    return runs;
+}
+
+/* A row's scores of a tile, of which [low, high) are seen: capped, -inf where not seen, and their largest. */
+INLINE float NAME(masked)(float *scores, long width, long low, long high, float softcap)
 {
     const int8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
     const float8 zero = {0};
-    float8 largest = zero - INFINITY, total = zero;
+    float8 largest = zero - INFINITY;
     for (long t = 0; t < width; t += 8) {
         float8 s = *(float8 *)(scores + t);
         int8 at = lanes + (int)t;
@@ -81,15 +97,42 @@ static float NAME(softmax)(float *scores, long width, long low, long high, float
         *(float8 *)(scores + t) = s;
         largest = NAME(choose)(s > largest, s, largest);
     }
-    float now = *most;
-    for (int lane = 0; lane < 8; lane++)
-        now = largest[lane] > now ? largest[lane] : now;
-    float kept = now > *most ? NAME(exp)(zero + (*most - now))[0] : 1;
+    float most = largest[0];
+    for (int lane = 1; lane < 8; lane++)
+        most = largest[lane] > most ? largest[lane] : most;
+    return most;
+}
+
+/* The same where there is nothing to do but to find the largest of a whole tile. */
+INLINE float NAME(largest_of)(const float *scores)
+{
+    float8 largest = *(const float8 *)scores;
+    for (long t = 8; t < TILE; t += 8) {
+        float8 s = *(const float8 *)(scores + t);
+        largest = NAME(choose)(s > largest, s, largest);
+    }
+    float most = largest[0];
+    for (int lane = 1; lane < 8; lane++)
+        most = largest[lane] > most ? largest[lane] : most;
+    return most;
+}
+
+/* One row's scores [low, high) of a tile become weights, the others zero; `most` and `sum` are carried on, and the
+ * result is what the row's output so far must be multiplied by. */
+static float NAME(softmax)(float *scores, long width, long low, long high, float softcap, float *most, float *sum)
+{
+    const float8 zero = {0};
+    int is_whole = low == 0 && high >= TILE && width == TILE;
+    float here = is_whole && softcap == 0 ? NAME(largest_of)(scores) : NAME(masked)(scores, width, low, high, softcap);
+    float now = here > *most ? here : *most;
+    float kept = now > *most ? NAME(exp_of_small)(zero + (*most - now))[0] : 1;
+    float8 total = zero;
     for (long t = 0; t < width; t += 8) {
-        float8 s = *(float8 *)(scores + t);
-        s = NAME(choose)(s == -INFINITY, zero, NAME(exp)(s - now));
-        *(float8 *)(scores + t) = s;
-        total += s;
+        float8 s = *(float8 *)(scores + t), weight = NAME(exp_of_small)(s - now);
+        if (!is_whole)
+            weight = NAME(choose)(s == -INFINITY, zero, weight);
+        *(float8 *)(scores + t) = weight;
+        total += weight;
     }
     float added = 0;
     for (int lane = 0; lane < 8; lane++)
@@ -114,25 +157,20 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
         sum[r] = 0;
     }
     memset(out, 0, sizeof out);
+    struct run run[TILE];
     const int groups = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const long end = start + (first + rows - 1) / group + 1;
     long begin = start + first / group - a->window + 1;
     begin = a->window > 0 && begin > 0 ? begin / TILE * TILE : 0;
     for (long from = begin; from < end; from += TILE) {
         long to = from + TILE < end ? from + TILE : end;
-        for (long p = from, run; p < to; p += run) {
-            long block = table[p / a->block_size], offset = p % a->block_size;
-            run = a->block_size - offset < WIDTH ? a->block_size - offset : WIDTH;
-            run = to - p < run ? to - p : run;
-            long at = block * a->kv_heads + head;
-            const float *keys = a->keys + at * a->key_dim * a->block_size + offset;
-            const float *values = a->values + (at * a->block_size + offset) * a->value_dim;
+        int runs = NAME(runs_of)(a, table, head, from, to, end, run);
+        for (int i = 0, at = 0; i < runs; at += run[i++].length)
             for (int g = 0; g < groups; g++) {
                 int r = rows * g / groups, num = rows * (g + 1) / groups - r;
-                NAME(scores)(num, (int)run, q + r * a->key_dim, keys, a, scores + r * SCORE_STRIDE + p - from,
-                             g ? 0 : values);
+                NAME(scores)(num, run + i, q + r * a->key_dim, a, scores + r * SCORE_STRIDE + at,
+                             g ? 0 : run[i].values);
             }
-        }
         for (int r = 0; r < rows; r++) {
             long position = start + (first + r) / group;
             long low = a->window > 0 && position - a->window + 1 > from ? position - a->window + 1 - from : 0;
@@ -145,8 +183,8 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
         for (int g = 0; g < groups; g++) {
             int r = rows * g / groups, num = rows * (g + 1) / groups - r;
             for (long column = 0; column < a->value_dim; column += WIDTH)
-                NAME(weigh)(num, column + 8 < a->value_dim ? 2 : 1, a, table, head, from, to, end,
-                            scores + r * SCORE_STRIDE, column, out + r * a->value_dim + column, g == 0);
+                NAME(weigh)(num, column + 8 < a->value_dim ? 2 : 1, run, runs, scores + r * SCORE_STRIDE, a->value_dim,
+                            column, out + r * a->value_dim + column, g == 0);
         }
     }
     for (int r = 0; r < rows; r++) {

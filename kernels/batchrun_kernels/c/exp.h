@@ -6,12 +6,11 @@ INLINE float8 NAME(choose)(int8 mask, float8 a, float8 b)
     return (float8)((mask & (int8)a) | (~mask & (int8)b));
 }
 
-/* Below -87.3 it stays at the smallest normal float, above 88.3 at the largest power; NaN stays NaN. */
-INLINE float8 NAME(exp)(float8 x)
+/* Of x up to 88. Below -87.3 it stays at the smallest normal float; NaN stays NaN. */
+INLINE float8 NAME(exp_of_small)(float8 x)
 {
     const float8 zero = {0}, round = zero + 12582912.0f;
     x = NAME(choose)(x < -87.33654f, zero - 87.33654f, x);
-    x = NAME(choose)(x > 88.37626f, zero + 88.37626f, x);
     /* x = power * ln 2 + rest; adding 1.5 * 2^23 leaves the rounded power in the low bits. */
     float8 shifted = x * 1.44269504f + round;
     float8 power = shifted - round;
@@ -24,4 +23,11 @@ INLINE float8 NAME(exp)(float8 x)
     sum = sum * rest + 5.0000001201e-1f;
     sum = sum * rest * rest + rest + 1.0f;
     return sum * (float8)(((int8)shifted - (int8)round + 127) << 23);
+}
+
+/* Of any x: above 88.3 it stays at the largest power. */
+INLINE float8 NAME(exp)(float8 x)
+{
+    const float8 zero = {0};
+    return NAME(exp_of_small)(NAME(choose)(x > 88.37626f, zero + 88.37626f, x));
 }

@@ -41,6 +41,12 @@ struct attend {
     float scale, softcap;   /* softcap 0: none */
 };
 
+/* Up to 16 neighbouring positions of a block; `next`: the keys 64 positions on, null behind the end. */
+struct run {
+    const float *keys, *values, *next;
+    long length;
+};
+
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")

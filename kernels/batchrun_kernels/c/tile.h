@@ -8,6 +8,8 @@
 #define WIDTH 16
 
 #define INLINE static inline __attribute__((always_inline))
+/* For a loop that needs all registers: what stands around it would take some. */
+#define NOINLINE static __attribute__((noinline))
 
 /* acc[r][v] += a[r * lda + k] * b[k * ldb + 8v ... 8v + 8) for k in 0 ... n.
  *
