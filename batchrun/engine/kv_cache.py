@@ -1,36 +1,23 @@
 """The pool of key and value blocks, and the object that stands for it inside transformers' modeling code.
 
-Owns the tensors. Knows nothing of sequences or of who uses which block: a step tells it slots.
+Owns the tensors; how keys and values lie in a block is the attention's choice. Knows nothing of sequences or of who
+uses which block: a step tells it slots.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from batchrun.engine.batch import ForwardBatch
-from batchrun_kernels import Attention, Mask
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayer:
-    """The shape of one layer's keys and values."""
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-
-    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        return block_size * self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+from batchrun_kernels import Attention, KVLayer, KVPool, Mask
 
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
     """What a layer's attention needs in a step, once its keys and values are written."""
 
-    keys: Tensor  # [num_blocks, block_size, kv_heads, key_dim]
-    values: Tensor  # [num_blocks, block_size, kv_heads, value_dim]
+    pool: KVPool
     attention: Attention
     plan: Any
 
@@ -40,7 +27,7 @@ class PagedLayer:
         mask: Mask,
     ) -> Tensor:
         """[num_tokens, num_heads, value_dim]."""
-        return self.attention.attend(q, self.keys, self.values, self.plan, mask)
+        return self.attention.attend(q, self.pool.keys, self.pool.values, self.plan, mask)
 
 
 class KVCache:
@@ -56,30 +43,21 @@ class KVCache:
         """`place` is any tensor of the pool's dtype on the pool's device."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
+        self.pools: dict[int, KVPool] = {}
+        self.layers: dict[int, KVLayer] = {}  # by the layer's index in the model
         self.attention = attention
         self._place = place
         self._step: ForwardBatch | None = None
         self._plan: Any = None
 
     def allocate(self, layer_idx: int, layer: KVLayer) -> None:
-        rows = (self.num_blocks, self.block_size, layer.num_kv_heads)
-        self.keys[layer_idx] = self._place.new_empty(*rows, layer.key_dim)
-        self.values[layer_idx] = self._place.new_empty(*rows, layer.value_dim)
+        self.pools[layer_idx] = self.attention.layout.allocate(self.num_blocks, self.block_size, layer, self._place)
+        self.layers[layer_idx] = layer
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block in all layers that have been allocated."""
         return sum(layer.block_bytes(self.block_size, self._place.dtype) for layer in self.layers.values())
-
-    @property
-    def layers(self) -> dict[int, KVLayer]:
-        """The shape of every layer that has been allocated, by the layer's index in the model."""
-        return {
-            index: KVLayer(keys.shape[2], keys.shape[3], self.values[index].shape[3])
-            for index, keys in self.keys.items()
-        }
 
     def begin(self, step: ForwardBatch) -> None:
         """All layers' `update`s up to the next `begin` belong to this step."""
@@ -99,15 +77,14 @@ class KVCache:
         """
         step = self._step
         assert step is not None, "update before begin"
-        if layer_idx not in self.keys:
+        if layer_idx not in self.pools:
             self.allocate(layer_idx, KVLayer(key.shape[1], key.shape[-1], value.shape[-1]))
-        for pool, new in ((self.keys[layer_idx], key), (self.values[layer_idx], value)):
-            slots = pool.flatten(0, 1)
-            slots[step.slots] = new[0].transpose(0, 1)
-            if len(step.copy_sources):
-                slots[step.copy_targets] = slots[step.copy_sources]
+        pool, layout = self.pools[layer_idx], self.attention.layout
+        layout.write(pool, key[0].transpose(0, 1), value[0].transpose(0, 1), step.slots)
+        if len(step.copy_sources):
+            layout.copy_slots(pool, step.copy_sources, step.copy_targets)
         if kwargs is not None:
-            kwargs["paged"] = PagedLayer(self.keys[layer_idx], self.values[layer_idx], self.attention, self._plan)
+            kwargs["paged"] = PagedLayer(pool, self.attention, self._plan)
         return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -115,4 +92,4 @@ class KVCache:
         return 0
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.pools)

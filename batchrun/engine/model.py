@@ -1,8 +1,10 @@
 """A causal language model from transformers, unmodified, run packed over the block pool.
 
-Owns the weights and the proof, at load, that this way of running them computes what the model's own code does.
+Owns the weights and the proof, at load, that this way of running them computes what the model's own code does. On a
+CPU the C kernels take part in float32, where there are any and the same proof holds with them.
 """
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,11 +12,13 @@ from torch import Tensor
 
 from batchrun.engine.attention import NAME, paged_attention, run_packed
 from batchrun.engine.batch import ForwardBatch
-from batchrun.engine.kv_cache import KVCache, KVLayer
-from batchrun.engine.self_check import check_against_eager
+from batchrun.engine.fusion import fuse
+from batchrun.engine.kv_cache import KVCache
+from batchrun.engine.self_check import check, expect
 from batchrun.errors import ModelUnavailable
 from batchrun.quiet import quiet_transformers
-from batchrun_kernels import Feature
+from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, native, select
+from batchrun_kernels.cpu import GatherAttention
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,14 +26,28 @@ if TYPE_CHECKING:
 # They compute attention in their own code and call no interface (ALiBi, fused kernels).
 _OWN_ATTENTION = frozenset({"bloom", "falcon", "mpt"})
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_log = logging.getLogger(__name__)
 
 
 class Model:
-    """`forward` on the device and in the dtype it was loaded with; `kv_layers` is what a pool must hold for it."""
+    """`forward` on the device and in the dtype it was loaded with.
 
-    def __init__(self, module: Any, kv_layers: dict[int, KVLayer], needs: frozenset[Feature]) -> None:
+    `kv_layers` is what a pool must hold for it, `attention` what it was checked with, which is to read that pool.
+    `place` is a tensor of the model's dtype on its device.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        kv_layers: dict[int, KVLayer],
+        needs: frozenset[Feature],
+        attention: Attention,
+        place: Tensor,
+    ) -> None:
         self.kv_layers = kv_layers
         self.needs = needs
+        self.attention = attention
+        self.place = place
         self._module = module
 
     @classmethod
@@ -62,18 +80,33 @@ class Model:
         _refuse_by_name(module.config)
         module.eval()
         AttentionInterface.register(NAME, paged_attention)
-        checked = check_against_eager(module)
-        return cls(module, checked.kv_layers, checked.needs)
-
-    @property
-    def place(self) -> Tensor:
-        """A tensor of the model's dtype on its device."""
-        weight: Tensor = self._module.get_input_embeddings().weight
-        return weight
+        expected = expect(module)
+        module.set_attn_implementation(NAME)
+        plain = GatherAttention()
+        checked = check(module, expected, plain)
+        place = expected.place
+        try:
+            attention = select(str(place.device), checked.needs, checked.kv_layers.values(), place.dtype)
+        except UnsupportedError as error:
+            raise ModelUnavailable(str(error)) from error
+        fusion = fuse(module) if _has_fused_modules(place) else None
+        if fusion is not None or attention.name != plain.name:
+            try:
+                check(module, expected, attention)
+            except ModelUnavailable as error:
+                _log.warning("running in plain torch, which is slower: with the fast kernels %s", error)
+                attention = plain
+                if fusion is not None:
+                    fusion.undo()
+        return cls(module, checked.kv_layers, checked.needs, attention, place)
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Logits [num_sampled, vocab]; writes the batch's keys and values to the cache on the way."""
         return run_packed(self._module, batch, cache)
+
+
+def _has_fused_modules(place: Tensor) -> bool:
+    return place.device.type == "cpu" and place.dtype == torch.float32 and native.find() is not None
 
 
 def _refuse_by_name(config: Any) -> None:

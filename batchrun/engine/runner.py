@@ -14,7 +14,6 @@ from batchrun.engine.sampling import sample
 from batchrun.engine.step import Sampled, ScheduledBatch
 from batchrun.engine.swap import HostPool
 from batchrun.errors import ModelUnavailable, UsageError
-from batchrun_kernels import UnsupportedError, select
 
 if TYPE_CHECKING:
     from batchrun.checkpoint import Checkpoint
@@ -82,10 +81,6 @@ class TorchRunner:
     def lay_out(cls, model: Model, options: RunnerOptions, eos_token_ids: tuple[int, ...]) -> "TorchRunner":
         """A runner for a loaded model; dtype and device of the options are not read."""
         place = model.place
-        try:
-            attention = select(str(place.device), model.needs)
-        except UnsupportedError as error:
-            raise ModelUnavailable(str(error)) from error
         block_bytes = sum(layer.block_bytes(options.block_size, place.dtype) for layer in model.kv_layers.values())
         pool_bytes = options.kv_cache_memory
         if pool_bytes is None:
@@ -96,7 +91,7 @@ class TorchRunner:
                 f"{pool_bytes} bytes for keys and values hold no block of {options.block_size} tokens "
                 f"({block_bytes} bytes); raise --kv-cache-memory"
             )
-        cache = KVCache(num_blocks, options.block_size, attention, place)
+        cache = KVCache(num_blocks, options.block_size, model.attention, place)
         for index, layer in model.kv_layers.items():
             cache.allocate(index, layer)
         swap_space = options.swap_space

@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchrun.engine.attention import NAME, run_packed
+from batchrun.engine.attention import run_packed
 from batchrun.engine.batch import pack
-from batchrun.engine.kv_cache import KVCache, KVLayer
+from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.step import Item, ScheduledBatch
 from batchrun.errors import ModelUnavailable
-from batchrun_kernels import Feature, Mask
-from batchrun_kernels.cpu import GatherAttention, GatherPlan
+from batchrun_kernels import Attention, Feature, KVLayer, Mask, Work
 
 _BLOCK_SIZE = 4
 # (first chunk, length) of each sequence.
@@ -41,31 +40,55 @@ class Checked:
     needs: frozenset[Feature]
 
 
-class _Witness(GatherAttention):
-    """Remembers how each layer asked."""
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the model's own code computes for the sequences, one by one."""
 
-    def __init__(self) -> None:
+    name: str
+    vocab_size: int
+    place: Tensor  # of the model's dtype on its device
+    logits: tuple[Tensor, ...]  # [length, vocab] each
+
+
+class _Witness:
+    """An attention that remembers how each layer asked."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.name, self.features, self.layout = attention.name, attention.features, attention.layout
         self.masks: list[Mask] = []
+        self._attention = attention
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: GatherPlan, mask: Mask) -> Tensor:
+    def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
+        return self._attention.fits(layer, dtype)
+
+    def plan(self, work: Work) -> Any:
+        return self._attention.plan(work)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: Any, mask: Mask) -> Tensor:
         self.masks.append(mask)
-        return super().attend(q, keys, values, plan, mask)
+        return self._attention.attend(q, keys, values, plan, mask)
 
 
 @torch.inference_mode()
-def check_against_eager(module: Any) -> Checked:
-    """`module` computes eager attention when this begins and "batchrun" when it returns.
+def expect(module: Any) -> Expected:
+    """Asks a transformers model that computes eager attention; `module` is not changed."""
+    place = module.get_input_embeddings().weight
+    vocab_size = place.shape[0]
+    logits = [_plain_logits(module, sequence, place) for sequence in _sequences(vocab_size)]
+    name = (module.config.architectures or [type(module).__name__])[0]
+    return Expected(name, vocab_size, place.new_empty(0), tuple(logits))
+
+
+@torch.inference_mode()
+def check(module: Any, expected: Expected, attention: Attention) -> Checked:
+    """`module` computes "batchrun" attention, which is done by `attention`, and should give what was expected.
 
     Raises ModelUnavailable, naming the architecture, when the two differ or the packed call fails.
     """
-    name = (module.config.architectures or [type(module).__name__])[0]
-    place = module.get_input_embeddings().weight
-    sequences = _sequences(place.shape[0])
-    alone = [_plain_logits(module, sequence, place) for sequence in sequences]
-    module.set_attn_implementation(NAME)
-    witness = _Witness()
+    name = expected.name
+    witness = _Witness(attention)
     try:
-        packed, cache = _packed_logits(module, sequences, witness, place)
+        packed, cache = _packed_logits(module, _sequences(expected.vocab_size), witness, expected.place)
     except ModelUnavailable:
         raise
     except Exception as error:
@@ -73,7 +96,7 @@ def check_against_eager(module: Any) -> Checked:
         raise ModelUnavailable(f"{name} cannot be run over blocks: {reason}") from error
     masks = witness.masks[: len(witness.masks) // 2]  # the second chunks ask the same again
     _check_windows(name, module.config.get_text_config(decoder=True), masks)
-    _check_logits(name, torch.cat(packed), torch.cat(alone))
+    _check_logits(name, torch.cat(packed), torch.cat(expected.logits))
     return Checked(cache.layers, frozenset().union(*(mask.features for mask in masks)))
 
 

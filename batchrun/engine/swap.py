@@ -25,11 +25,11 @@ class HostPool:
 
     def __init__(self, cache: KVCache, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # (pool, host), both [blocks or slots, block_size, heads, dim]
-        for pools in (cache.keys, cache.values):
-            for pool in pools.values():
-                host = torch.empty(num_slots, *pool.shape[1:], dtype=pool.dtype, pin_memory=pool.is_cuda)
-                self._pairs.append((pool, host))
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # (on the device, on the host), both [blocks or slots, ...]
+        for pool in cache.pools.values():
+            for tensor in (pool.keys, pool.values):
+                host = torch.empty(num_slots, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._pairs.append((tensor, host))
 
     def copy_out(self, blocks: tuple[int, ...], host_slots: tuple[int, ...]) -> Moved:
         """Returns when the blocks may be overwritten."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 Feature = Literal["window", "softcap", "sinks"]
@@ -47,6 +48,56 @@ class Mask:
         return frozenset(name for name, value in found.items() if value is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """The shape of one layer's keys and values."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        return block_size * self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """One layer's keys and values, block by block: the first dimension of both counts blocks.
+
+    What the other dimensions mean is the layout's business; whole blocks may be copied by anybody.
+    """
+
+    keys: Tensor  # [num_blocks, ...]
+    values: Tensor  # [num_blocks, ...]
+
+
+class Layout(Protocol):
+    """How an attention wants keys and values to lie in a pool; slot s is offset s % block_size of its block."""
+
+    def allocate(self, num_blocks: int, block_size: int, layer: KVLayer, place: Tensor) -> KVPool:
+        """Memory that is not initialised, in the dtype and on the device of `place`."""
+        ...
+
+    def write(
+        self,
+        pool: KVPool,
+        key: Tensor,  # [num_tokens, kv_heads, key_dim]
+        value: Tensor,  # [num_tokens, kv_heads, value_dim]
+        slots: Tensor,  # int64 [num_tokens]
+    ) -> None:
+        """Puts every token's key and value into its slot."""
+        ...
+
+    def copy_slots(
+        self,
+        pool: KVPool,
+        sources: Tensor,  # int64 [num_copies]
+        targets: Tensor,  # int64 [num_copies]
+    ) -> None:
+        """Every source is read before a target is written."""
+        ...
+
+
 class Attention(Protocol):
     """Attention over the block table: what depends on the step is planned once and shared by all layers.
 
@@ -55,6 +106,11 @@ class Attention(Protocol):
 
     name: str
     features: frozenset[Feature]
+    layout: Layout
+
+    def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
+        """Whether it can attend to such keys and values."""
+        ...
 
     def plan(self, work: Work) -> Any:
         """Prepares a step; the result is for `attend` of the same implementation only."""
@@ -63,8 +119,8 @@ class Attention(Protocol):
     def attend(
         self,
         q: Tensor,  # [num_tokens, num_heads, head_dim]
-        keys: Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
-        values: Tensor,  # [num_blocks, block_size, kv_heads, value_dim]
+        keys: Tensor,  # as the layout made them
+        values: Tensor,
         plan: Any,
         mask: Mask,
     ) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from batchrun_kernels.contract import Feature, Mask, Work
+from batchrun_kernels.contract import Feature, KVLayer, Layout, Mask, Work
+from batchrun_kernels.layout import SlotMajor
 
 # Rows of a chunk whose scores are held at once where SDPA cannot be used.
 _TILE_ROWS = 128
@@ -44,6 +45,10 @@ class GatherAttention:
 
     name = "torch"
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
+    layout: Layout = SlotMajor()
+
+    def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
+        return True
 
     def plan(self, work: Work) -> GatherPlan:
         items = []

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from batchrun_kernels.contract import Feature, Mask, Work
+from batchrun_kernels.contract import Feature, KVLayer, Layout, Mask, Work
+from batchrun_kernels.layout import SlotMajor
 
 
 class ReferenceAttention:
@@ -11,9 +12,13 @@ class ReferenceAttention:
 
     name = "reference"
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
+    layout: Layout = SlotMajor()
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         self._dtype = dtype
+
+    def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
+        return True
 
     def plan(self, work: Work) -> Work:
         return work

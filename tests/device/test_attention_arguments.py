@@ -9,7 +9,7 @@ from torch import nn
 from batchrun.engine.attention import paged_attention
 from batchrun.engine.kv_cache import PagedLayer
 from batchrun.errors import ModelUnavailable
-from batchrun_kernels import Mask, Work
+from batchrun_kernels import KVPool, Mask, Work
 from batchrun_kernels.cpu import GatherAttention
 
 
@@ -25,7 +25,7 @@ class Recorder(GatherAttention):
 def call(recorder: Recorder, **arguments: Any) -> torch.Tensor:
     work = Work((3,), (3,), torch.zeros(1, 1, dtype=torch.int32), 4)
     pool = torch.ones(1, 4, 1, 8)
-    paged = PagedLayer(pool, pool, recorder, recorder.plan(work))
+    paged = PagedLayer(KVPool(pool, pool), recorder, recorder.plan(work))
     q, kv = torch.ones(1, 2, 3, 8), torch.ones(1, 1, 3, 8)
     out, weights = paged_attention(nn.Linear(1, 1), q, kv, kv, arguments.pop("mask", None), paged=paged, **arguments)
     assert weights is None

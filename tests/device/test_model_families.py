@@ -13,7 +13,7 @@ from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.model import Model
 from batchrun.engine.step import Item, ScheduledBatch
 from batchrun.errors import ModelUnavailable
-from batchrun_kernels import Mask
+from batchrun_kernels import Mask, native
 from batchrun_kernels.cpu import GatherAttention
 from tests.device.steps import Blocks, make_sequence
 from tests.device.tiny_families import FAMILIES, VOCAB, make_model
@@ -41,11 +41,11 @@ def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
     blocks = Blocks(num_blocks=40)
     sequences = [make_sequence(row, ids, blocks.take(9)) for row, ids in enumerate(prompts)]
     sequences[1].block_table[:2] = sequences[0].block_table[:2]
-    cache = KVCache(40, BLOCK, GatherAttention(), model.place)
+    cache = KVCache(40, BLOCK, model.attention, model.place)
     for index, layer in model.kv_layers.items():
         cache.allocate(index, layer)
-        cache.keys[index].fill_(torch.nan)
-        cache.values[index].fill_(torch.nan)
+        cache.pools[index].keys.fill_(torch.nan)
+        cache.pools[index].values.fill_(torch.nan)
     third = [sequence.block_table[2] * BLOCK for sequence in sequences]
     copies = ((third[0], third[1]), (third[0] + 1, third[1] + 1))
     spans = [[(0, 13), (SHARED, 5), (0, 17)], [(13, 12), (15, 3), (17, 13)], [(25, 1), (18, 1), (30, 1)]]
@@ -59,13 +59,22 @@ def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
     return [torch.cat(own) for own in parts]
 
 
+@pytest.mark.parametrize("kernels", ["torch", "c", "c but its attention"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_chunked_and_shared_equals_eager(family: str) -> None:
+def test_packed_chunked_and_shared_equals_eager(family: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a compiler, and with the C kernels; those attend to heads of multiples of 8 only."""
+    if kernels == "torch":
+        monkeypatch.setattr(native, "find", lambda: None)
+    elif native.find() is None:
+        pytest.skip("needs the C kernels: a C compiler when the package was installed")
     prompts = make_prompts()
-    module = make_model(family)
+    wide = {"n_embd": 32} if family == "gpt2" else {"hidden_size": 32, "head_dim": 8}
+    module = make_model(family, **(wide if kernels == "c" else {}))
     expected = logits_alone(module, prompts)
     expected[1] = expected[1][SHARED:]
-    got = logits_over_blocks(Model.adopt(module), prompts)
+    model = Model.adopt(module)
+    assert model.attention.name == ("c" if kernels == "c" else "torch")
+    got = logits_over_blocks(model, prompts)
     for ours, theirs in zip(got, expected, strict=True):
         # float32 sums in another order through two layers; logits reach 8, and 2.5e-5 (Mixtral) is the worst measured.
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)

@@ -1,5 +1,6 @@
 """Whole steps through a runner: greedy rows equal transformers' own generation however they are cut and moved."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from batchrun.engine.runner import RunnerOptions, TorchRunner, choose_device, ch
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.step import ScheduledBatch, SwapIn, SwapOut
 from batchrun.errors import ModelUnavailable, UsageError
+from batchrun_kernels import native
 from tests.device.steps import Blocks, advance, make_sequence, next_item
 from tests.device.tiny_families import VOCAB, make_model
 
@@ -22,14 +24,24 @@ BLOCK, NUM_NEW = 4, 9
 OPTIONS = RunnerOptions(block_size=BLOCK, kv_cache_memory=40 * BLOCK * 2 * 2 * 2 * 6 * 4, swap_space=7 * 768)
 
 
+@pytest.fixture(scope="module", params=[6, 8])
+def head_dim(request: pytest.FixtureRequest) -> int:
+    """6: torch's attention, 8: that in C, where there is any."""
+    width: int = request.param
+    return width
+
+
 @pytest.fixture(scope="module")
-def module() -> Any:
-    return make_model("llama", seed=5)
+def module(head_dim: int) -> Any:
+    return make_model("llama", seed=5, head_dim=head_dim)
 
 
 @pytest.fixture
-def runner() -> TorchRunner:
-    return TorchRunner.lay_out(Model.adopt(make_model("llama", seed=5)), OPTIONS, eos_token_ids=())
+def runner(head_dim: int) -> TorchRunner:
+    """A pool of 40 blocks and 7 on the host."""
+    block_bytes = BLOCK * 2 * 2 * 2 * head_dim * 4
+    options = replace(OPTIONS, kv_cache_memory=40 * block_bytes, swap_space=7 * block_bytes)
+    return TorchRunner.lay_out(Model.adopt(make_model("llama", seed=5, head_dim=head_dim)), options, eos_token_ids=())
 
 
 def make_prompts() -> list[list[int]]:
@@ -91,16 +103,17 @@ def test_a_swapped_row_goes_on_with_identical_tokens(module: Any, runner: TorchR
 
 def test_blocks_swapped_out_and_in_by_one_step_pass_through_the_host(runner: TorchRunner) -> None:
     """The pool may be full: a row comes back into the blocks that leave in the same step."""
-    cache = runner._cache
-    for pool in (*cache.keys.values(), *cache.values.values()):
-        pool.copy_(torch.arange(pool.numel()).view(pool.shape))
-    before = {index: keys.clone() for index, keys in cache.keys.items()}
+    keys = [pool.keys for pool in runner._cache.pools.values()]
+    for pool in runner._cache.pools.values():
+        for tensor in (pool.keys, pool.values):
+            tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape))
+    before = [tensor.clone() for tensor in keys]
     runner._host.copy_out((3, 8), (0, 1))
     runner._host.copy_out((5,), (2,))
     runner._host.copy_in((2, 0), (8, 5))
-    for index, keys in cache.keys.items():
-        assert torch.equal(keys[8], before[index][5])
-        assert torch.equal(keys[5], before[index][3])
+    for now, then in zip(keys, before, strict=True):
+        assert torch.equal(now[8], then[5])
+        assert torch.equal(now[5], then[3])
 
 
 def test_a_step_in_which_no_row_ends_samples_nothing(runner: TorchRunner) -> None:
@@ -118,10 +131,12 @@ def test_stop_tokens_are_held_back_until_min_tokens(runner: TorchRunner) -> None
     assert int(runner.execute(batch).tokens[0]) != best
 
 
-def test_facts_say_what_was_laid_out(runner: TorchRunner) -> None:
+def test_facts_say_what_was_laid_out(runner: TorchRunner, head_dim: int) -> None:
+    """Heads of 8 are for the C kernels, where there are any."""
     facts = runner.facts
-    assert (facts.device, facts.dtype, facts.kernel) == ("cpu", "float32", "torch")
-    assert runner.block_bytes == BLOCK * 2 * 2 * 2 * 6 * 4
+    kernel = "c" if native.find() is not None and head_dim == 8 else "torch"
+    assert (facts.device, facts.dtype, facts.kernel) == ("cpu", "float32", kernel)
+    assert runner.block_bytes == BLOCK * 2 * 2 * 2 * head_dim * 4
     assert (facts.num_blocks, facts.pool_bytes) == (40, 40 * runner.block_bytes)
     assert (runner.num_host_slots, facts.host_bytes) == (7, 7 * runner.block_bytes)
 

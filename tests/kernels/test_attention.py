@@ -1,60 +1,12 @@
 """Every attention equals the reference in float64, through tables of shuffled blocks in a pool full of NaN."""
 
-import math
-from dataclasses import dataclass
-
 import pytest
 import torch
-from torch import Tensor
 
-from batchrun_kernels import Attention, Mask, UnsupportedError, Work, select
+from batchrun_kernels import Mask, UnsupportedError, Work, native, select
 from batchrun_kernels.cpu import GatherAttention
 from batchrun_kernels.reference import ReferenceAttention
-
-# (q_len, kv_len): decode rows, a whole prompt, a later chunk, a chunk of one row more than a tile of the explicit path.
-ITEMS = ((1, 1), (1, 63), (7, 7), (5, 38), (1, 111), (129, 140))
-HEADS, KV_HEADS, HEAD_DIM, BLOCK = 6, 2, 8, 4
-SINKS = torch.linspace(-2.0, 3.0, HEADS)
-MASKS = {
-    "plain": Mask(0.35),
-    "window": Mask(0.35, window=9),
-    "softcap": Mask(0.35, softcap=1.5),
-    "sinks": Mask(0.35, sinks=SINKS),
-    "all": Mask(0.35, window=13, softcap=1.5, sinks=SINKS),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    q: Tensor
-    keys: Tensor
-    values: Tensor
-    work: Work
-
-
-def make_step(items: tuple[tuple[int, int], ...] = ITEMS, *, seed: int = 0, value_dim: int = HEAD_DIM) -> Step:
-    """Random queries, keys and values; every slot that no item covers is NaN, in the tables' last blocks too."""
-    random = torch.Generator().manual_seed(seed)
-    num_blocks = [math.ceil(kv_len / BLOCK) for _, kv_len in items]
-    shuffled = torch.randperm(sum(num_blocks) + 5, generator=random, dtype=torch.int32)
-    table = torch.zeros(len(items), max(num_blocks), dtype=torch.int32)
-    keys = torch.full((len(shuffled), BLOCK, KV_HEADS, HEAD_DIM), math.nan)
-    values = torch.full((len(shuffled), BLOCK, KV_HEADS, value_dim), math.nan)
-    taken = 0
-    for item, ((_, kv_len), wanted) in enumerate(zip(items, num_blocks, strict=True)):
-        table[item, :wanted] = shuffled[taken : taken + wanted]
-        taken += wanted
-        for position in range(kv_len):
-            block, offset = int(table[item, position // BLOCK]), position % BLOCK
-            keys[block, offset] = torch.randn(KV_HEADS, HEAD_DIM, generator=random)
-            values[block, offset] = torch.randn(KV_HEADS, value_dim, generator=random)
-    q = torch.randn(sum(q_len for q_len, _ in items), HEADS, HEAD_DIM, generator=random)
-    work = Work(tuple(q_len for q_len, _ in items), tuple(kv_len for _, kv_len in items), table, BLOCK)
-    return Step(q, keys, values, work)
-
-
-def attend(attention: Attention, step: Step, mask: Mask) -> Tensor:
-    return attention.attend(step.q, step.keys, step.values, attention.plan(step.work), mask)
+from tests.kernels.steps import BLOCK, ITEMS, MASKS, Step, attend, make_step
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -112,7 +64,8 @@ def test_half_precision_pool_is_within_its_rounding() -> None:
     )
 
 
-def test_attention_is_chosen_by_device_and_an_unknown_device_refused_by_name() -> None:
+def test_attention_is_chosen_by_device_and_an_unknown_device_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "find", lambda: None)
     assert select("cpu", frozenset({"sinks", "window"})).name == "torch"
     assert select("cuda:1", frozenset()).name == "torch"
     with pytest.raises(UnsupportedError, match="no attention kernel for device tpu"):

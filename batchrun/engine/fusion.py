@@ -1,0 +1,142 @@
+"""Puts the C kernels into a transformers model on the CPU: what computes a known formula is replaced, nothing else.
+
+A packed weight takes the place of the parameters it was made from: no weight is held twice. `Fusion.undo` gives the
+model back as it was, to the bit.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from batchrun.engine.fused import FusedEmbedding, FusedGlu, FusedLinear, FusedNorm, joined_bias
+from batchrun.engine.probe import Linear, probe_embedding, probe_glu, probe_linear, probe_norm
+from batchrun_kernels.packed import PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """The linear's parameter was emptied: it is the outputs `begin ... end` of `weight`."""
+
+    linear: Linear
+    weight: PackedWeight
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    parent: nn.Module
+    name: str
+    original: nn.Module
+
+
+class Fusion:
+    """The model's modules that gave way to fused ones; see `fuse`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._packed: list[_Packed] = []
+        self._replaced: list[_Replaced] = []
+
+    @property
+    def num_replaced(self) -> int:
+        return len(self._replaced)
+
+    def undo(self) -> None:
+        """The model's own modules are in their places again, with their own weights."""
+        for replaced in self._replaced:
+            setattr(replaced.parent, replaced.name, replaced.original)
+        for packed in self._packed:
+            weight = packed.weight.unpack()[packed.begin : packed.end]
+            packed.linear.parameter.data = (weight.T if packed.linear.is_transposed else weight).contiguous()
+        self._replaced.clear()
+        self._packed.clear()
+
+    def pack(self, linears: list[Linear]) -> FusedLinear:
+        """One module for the outputs of all `linears`, one after another; their parameters are emptied."""
+        sizes = [len(linear.weight) for linear in linears]
+        weight = PackedWeight.pack(torch.cat([linear.weight for linear in linears]))
+        end = 0
+        for linear, size in zip(linears, sizes, strict=True):
+            begin, end = end, end + size
+            self._packed.append(_Packed(linear, weight, begin, end))
+            linear.parameter.data = torch.empty(0)
+        return FusedLinear(weight, joined_bias([linear.bias for linear in linears], sizes))
+
+    def put(self, places: dict[int, nn.Module]) -> None:
+        """Every module whose id is in `places` gives way to the one there, wherever it stands in the model."""
+        for parent in list(self._model.modules()):
+            for name, child in list(parent._modules.items()):
+                if child is not None and id(child) in places:
+                    self._replaced.append(_Replaced(parent, name, child))
+                    setattr(parent, name, places[id(child)])
+
+
+@torch.inference_mode()
+def fuse(model: nn.Module) -> Fusion:
+    """Replaces in place; a model none of whose modules is known stays as it is."""
+    fusion = Fusion(model)
+    modules = list(model.modules())
+    found = {id(module): linear for module in modules if (linear := probe_linear(module)) is not None}
+    factors = {id(module): factor for module in modules if (factor := probe_embedding(module)) is not None}
+    shared = _owners(modules)
+    linears = {name: one for name, one in found.items() if _can_be_packed(one, shared, found, factors)}
+    places: dict[int, nn.Module] = {}
+    for module in modules:
+        own = {name: linears[id(child)] for name, child in module.named_children() if id(child) in linears}
+        is_alone = all(len(shared[id(linear.parameter)]) == 1 for linear in own.values())
+        if own and is_alone and (glu := probe_glu(module, own)) is not None:
+            *gates_and_ups, down = [own[name] for name in glu.inner]
+            places[id(module)] = FusedGlu(fusion.pack(gates_and_ups), fusion.pack([down]), glu.activation)
+            for child in module.children():
+                linears.pop(id(child), None)
+    for module in modules:
+        if id(module) in linears:
+            _pack_with_owners(fusion, linears[id(module)], shared, factors, places)
+        elif (norm := probe_norm(module)) is not None:
+            places[id(module)] = FusedNorm(norm.weight, norm.eps)
+    fusion.put(places)
+    return fusion
+
+
+def _owners(modules: list[nn.Module]) -> dict[int, list[nn.Module]]:
+    """The modules that hold each parameter, by the parameter's id: more than one where weights are tied."""
+    owners = defaultdict(list)
+    for module in modules:
+        for parameter in module._parameters.values():
+            owners[id(parameter)].append(module)
+    return owners
+
+
+def _can_be_packed(
+    linear: Linear, shared: dict[int, list[nn.Module]], found: dict[int, Linear], factors: dict[int, float]
+) -> bool:
+    """Every module that holds the parameter reads it in the same way, or looks up rows of it."""
+    return all(
+        found[id(owner)].is_transposed == linear.is_transposed
+        if id(owner) in found
+        else id(owner) in factors and not linear.is_transposed
+        for owner in shared[id(linear.parameter)]
+    )
+
+
+def _pack_with_owners(
+    fusion: Fusion,
+    linear: Linear,
+    shared: dict[int, list[nn.Module]],
+    factors: dict[int, float],
+    places: dict[int, nn.Module],
+) -> None:
+    """The linear's weight, once for all that hold it."""
+    owners = shared[id(linear.parameter)]
+    if id(owners[0]) in places:
+        return
+    fused = fusion.pack([linear])
+    for owner in owners:
+        if id(owner) in factors:
+            places[id(owner)] = FusedEmbedding(fused.packed, factors[id(owner)])
+        else:
+            bias = owner._parameters.get("bias")
+            places[id(owner)] = FusedLinear(fused.packed, None if bias is None else bias.detach())

@@ -1,0 +1,229 @@
+/* Attention over the block table, by online softmax over tiles of 64 positions.
+ *
+ * Keys [blocks][kv_heads][key_dim][block_size], so that 16 positions' scores are one product of the shared inner
+ * loop; values [blocks][kv_heads][block_size][value_dim]. Tiles begin at multiples of 64 in the sequence whoever asks:
+ * a row's bits depend neither on the rows beside it nor on how its prompt was cut into chunks.
+ */
+
+/* acc and store of one product: c[rows][8 * vectors] = a[rows][n] b[n][8 * vectors]. */
+INLINE void NAME(scores_of)(const int rows, const int vectors, const float *a, long lda, const float *b, long ldb,
+                            long n, float *c, long ldc, const float *next)
+{
+    float8 acc[MAX_ROWS][2] = {0};
+    NAME(accumulate)(acc, rows, vectors, a, lda, b, ldb, n, next, 4);
+    NAME(store)(acc, rows, vectors, c, ldc);
+}
+
+#define FOR_ROWS(function, rows, vectors, ...)                                                                        \
+    switch (rows) {                                                                                                   \
+    case 1: NAME(function)(1, vectors, __VA_ARGS__); break;                                                           \
+    case 2: NAME(function)(2, vectors, __VA_ARGS__); break;                                                           \
+    case 3: NAME(function)(3, vectors, __VA_ARGS__); break;                                                           \
+    case 4: NAME(function)(4, vectors, __VA_ARGS__); break;                                                           \
+    case 5: NAME(function)(5, vectors, __VA_ARGS__); break;                                                           \
+    default: NAME(function)(6, vectors, __VA_ARGS__); break;                                                          \
+    }
+
+NOINLINE void NAME(scores)(int rows, const struct run *run, const float *q, const struct attend *a, float *c,
+                         const float *next)
+{
+    if (run->length > 8) {
+        FOR_ROWS(scores_of, rows, 2, q, a->key_dim, run->keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
+    } else {
+        FOR_ROWS(scores_of, rows, 1, q, a->key_dim, run->keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
+    }
+}
+
+/* out[rows][8 * vectors] += the weights of a tile's positions times their values, from column `column` on. */
+INLINE void NAME(weighted)(const int rows, const int vectors, const struct run *run, int runs, const float *weights,
+                           long value_dim, long column, float *out, int fetches)
+{
+    float8 acc[MAX_ROWS][2];
+    NAME(load)(acc, rows, vectors, out, value_dim);
+    for (int i = 0; i < runs; i++) {
+        /* The keys of the next tile come while the values of this one are read: a part with every 16 columns. */
+        const float *next = fetches && run[i].next ? run[i].next + column * run[i].length : 0;
+        NAME(accumulate)(acc, rows, vectors, weights, SCORE_STRIDE, run[i].values + column, value_dim, run[i].length,
+                         next, 4);
+        weights += run[i].length;
+    }
+    NAME(store)(acc, rows, vectors, out, value_dim);
+}
+
+NOINLINE void NAME(weigh)(int rows, int vectors, const struct run *run, int runs, const float *weights, long value_dim,
+                        long column, float *out, int fetches)
+{
+    if (vectors > 1) {
+        FOR_ROWS(weighted, rows, 2, run, runs, weights, value_dim, column, out, fetches)
+    } else {
+        FOR_ROWS(weighted, rows, 1, run, runs, weights, value_dim, column, out, fetches)
+    }
+}
+
+/* The positions `from ... to` as runs of at most 16 in one block; how many there are. */
+static int NAME(runs_of)(const struct attend *a, const int32_t *table, long head, long from, long to, long end,
+                         struct run *run)
+{
+    int runs = 0;
+    long block = from / a->block_size, offset = from % a->block_size;
+    for (long p = from; p < to; p += run[runs++].length) {
+        long ahead = (p + TILE) / a->block_size, at = table[block] * a->kv_heads + head;
+        long length = a->block_size - offset < WIDTH ? a->block_size - offset : WIDTH;
+        run[runs].length = to - p < length ? to - p : length;
+        run[runs].keys = a->keys + at * a->key_dim * a->block_size + offset;
+        run[runs].values = a->values + (at * a->block_size + offset) * a->value_dim;
+        run[runs].next = p + TILE < end ? a->keys + (table[ahead] * a->kv_heads + head) * a->key_dim * a->block_size : 0;
+        offset += run[runs].length;
+        if (offset == a->block_size) {
+            offset = 0;
+            block++;
+        }
+    }
+    return runs;
+}
+
+/* A row's scores of a tile, of which [low, high) are seen: capped, -inf where not seen, and their largest. */
+INLINE float NAME(masked)(float *scores, long width, long low, long high, float softcap)
+{
+    const int8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    const float8 zero = {0};
+    float8 largest = zero - INFINITY;
+    for (long t = 0; t < width; t += 8) {
+        float8 s = *(float8 *)(scores + t);
+        int8 at = lanes + (int)t;
+        if (softcap > 0)
+            s = softcap - softcap * 2 / (NAME(exp)(s * (2 / softcap)) + 1.0f);
+        s = NAME(choose)((at >= (int)low) & (at < (int)high), s, zero - INFINITY);
+        *(float8 *)(scores + t) = s;
+        largest = NAME(choose)(s > largest, s, largest);
+    }
+    float most = largest[0];
+    for (int lane = 1; lane < 8; lane++)
+        most = largest[lane] > most ? largest[lane] : most;
+    return most;
+}
+
+/* The same where there is nothing to do but to find the largest of a whole tile. */
+INLINE float NAME(largest_of)(const float *scores)
+{
+    float8 largest = *(const float8 *)scores;
+    for (long t = 8; t < TILE; t += 8) {
+        float8 s = *(const float8 *)(scores + t);
+        largest = NAME(choose)(s > largest, s, largest);
+    }
+    float most = largest[0];
+    for (int lane = 1; lane < 8; lane++)
+        most = largest[lane] > most ? largest[lane] : most;
+    return most;
+}
+
+/* One row's scores [low, high) of a tile become weights, the others zero; `most` and `sum` are carried on, and the
+ * result is what the row's output so far must be multiplied by. */
+static float NAME(softmax)(float *scores, long width, long low, long high, float softcap, float *most, float *sum)
+{
+    const float8 zero = {0};
+    int is_whole = low == 0 && high >= TILE && width == TILE;
+    float here = is_whole && softcap == 0 ? NAME(largest_of)(scores) : NAME(masked)(scores, width, low, high, softcap);
+    float now = here > *most ? here : *most;
+    float kept = now > *most ? NAME(exp_of_small)(zero + (*most - now))[0] : 1;
+    float8 total = zero;
+    for (long t = 0; t < width; t += 8) {
+        float8 s = *(float8 *)(scores + t), weight = NAME(exp_of_small)(s - now);
+        if (!is_whole)
+            weight = NAME(choose)(s == -INFINITY, zero, weight);
+        *(float8 *)(scores + t) = weight;
+        total += weight;
+    }
+    float added = 0;
+    for (int lane = 0; lane < 8; lane++)
+        added += total[lane];
+    *most = now;
+    *sum = *sum * kept + added;
+    return kept;
+}
+
+/* Rows `first ... first + rows` of one item and kv head; row r is query r / group, head r % group of the group. */
+static void NAME(attend_rows)(const struct attend *a, long item, long item_row, long head, long first, int rows)
+{
+    const long group = a->heads / a->kv_heads, start = a->kv_lens[item] - a->q_lens[item];
+    const int32_t *table = a->table + item * a->table_width;
+    float q[rows * a->key_dim], scores[rows * SCORE_STRIDE], out[rows * a->value_dim], most[rows], sum[rows];
+    for (int r = 0; r < rows; r++) {
+        long query = item_row + (first + r) / group, at = head * group + (first + r) % group;
+        const float *from = a->q + (query * a->heads + at) * a->key_dim;
+        for (long d = 0; d < a->key_dim; d++)
+            q[r * a->key_dim + d] = from[d] * a->scale;
+        most[r] = -INFINITY;
+        sum[r] = 0;
+    }
+    memset(out, 0, sizeof out);
+    struct run run[TILE];
+    const int groups = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const long end = start + (first + rows - 1) / group + 1;
+    long begin = start + first / group - a->window + 1;
+    begin = a->window > 0 && begin > 0 ? begin / TILE * TILE : 0;
+    for (long from = begin; from < end; from += TILE) {
+        long to = from + TILE < end ? from + TILE : end;
+        int runs = NAME(runs_of)(a, table, head, from, to, end, run);
+        for (int i = 0, at = 0; i < runs; at += run[i++].length)
+            for (int g = 0; g < groups; g++) {
+                int r = rows * g / groups, num = rows * (g + 1) / groups - r;
+                NAME(scores)(num, run + i, q + r * a->key_dim, a, scores + r * SCORE_STRIDE + at,
+                             g ? 0 : run[i].values);
+            }
+        for (int r = 0; r < rows; r++) {
+            long position = start + (first + r) / group;
+            long low = a->window > 0 && position - a->window + 1 > from ? position - a->window + 1 - from : 0;
+            float kept = NAME(softmax)(scores + r * SCORE_STRIDE, to - from, low, position + 1 - from, a->softcap,
+                                       most + r, sum + r);
+            if (kept != 1)
+                for (long d = 0; d < a->value_dim; d += 8)
+                    *(float8 *)(out + r * a->value_dim + d) *= kept;
+        }
+        for (int g = 0; g < groups; g++) {
+            int r = rows * g / groups, num = rows * (g + 1) / groups - r;
+            for (long column = 0; column < a->value_dim; column += WIDTH)
+                NAME(weigh)(num, column + 8 < a->value_dim ? 2 : 1, run, runs, scores + r * SCORE_STRIDE, a->value_dim,
+                            column, out + r * a->value_dim + column, g == 0);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        long query = item_row + (first + r) / group, at = head * group + (first + r) % group;
+        float factor = 1;
+        if (a->sinks) {
+            float sink = a->sinks[at], now = sink > most[r] ? sink : most[r];
+            factor = expf(most[r] - now);
+            sum[r] = sum[r] * factor + expf(sink - now);
+        }
+        float *to = a->out + (query * a->heads + at) * a->value_dim;
+        for (long d = 0; d < a->value_dim; d++)
+            to[d] = out[r * a->value_dim + d] * (factor / sum[r]);
+    }
+}
+
+static void NAME(attend)(const struct attend *a)
+{
+    const long group = a->heads / a->kv_heads;
+    /* Work is cut by item, kv head and 48 rows; `units[i]` counts the pieces before item i, `row[i]` its rows of q. */
+    long units[a->items + 1], row[a->items + 1], positions = 0;
+    units[0] = row[0] = 0;
+    for (long i = 0; i < a->items; i++) {
+        units[i + 1] = units[i] + (a->q_lens[i] * group + TILE_ROWS - 1) / TILE_ROWS * a->kv_heads;
+        row[i + 1] = row[i] + a->q_lens[i];
+        positions += (long)a->q_lens[i] * a->kv_lens[i];
+    }
+#pragma omp parallel for schedule(dynamic) if (positions * a->heads * a->key_dim > SMALL_WORK)
+    for (long unit = 0; unit < units[a->items]; unit++) {
+        long low = 0, high = a->items;
+        while (high - low > 1) {
+            long middle = (low + high) / 2;
+            if (units[middle] <= unit)
+                low = middle;
+            else
+                high = middle;
+        }
+        long piece = (unit - units[low]) / a->kv_heads, head = (unit - units[low]) % a->kv_heads;
+        long left = a->q_lens[low] * group - piece * TILE_ROWS;
+        NAME(attend_rows)(a, low, row[low], head, piece * TILE_ROWS, (int)(left < TILE_ROWS ? left : TILE_ROWS));
+    }
+}

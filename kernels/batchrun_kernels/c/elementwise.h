@@ -1,0 +1,85 @@
+/* What a model does between its matrix products; every row by itself. */
+
+/* y[row] = x[row] / sqrt(mean of squares + eps) * weight; x, y [m][n]. With `residual` [m][n], x[row] + residual[row]
+ * takes the place of x[row] and is written back to residual. */
+static void NAME(rms_norm)(const float *x, float *residual, const float *weight, float eps, float *y, long m, long n)
+{
+#pragma omp parallel for if (m * n > SMALL_ROWS)
+    for (long row = 0; row < m; row++) {
+        const float *from = x + row * n;
+        float8 squares = {0};
+        float rest = 0;
+        long i = 0;
+        if (residual) {
+            float *sum = residual + row * n;
+            for (; i + 8 <= n; i += 8)
+                *(float8 *)(sum + i) += *(const float8 *)(from + i);
+            for (; i < n; i++)
+                sum[i] += from[i];
+            from = sum;
+        }
+        for (i = 0; i + 8 <= n; i += 8) {
+            float8 some = *(const float8 *)(from + i);
+            squares += some * some;
+        }
+        for (; i < n; i++)
+            rest += from[i] * from[i];
+        for (int lane = 0; lane < 8; lane++)
+            rest += squares[lane];
+        float scale = 1 / sqrtf(rest / n + eps);
+        float *to = y + row * n;
+        for (i = 0; i + 8 <= n; i += 8)
+            *(float8 *)(to + i) = *(const float8 *)(from + i) * scale * *(const float8 *)(weight + i);
+        for (; i < n; i++)
+            to[i] = from[i] * scale * weight[i];
+    }
+}
+
+/* act(gate) * up: silu(g) is g / (1 + exp(-g)), and gelu by tanh is g / (1 + exp(-2z)) with z what is in its tanh. */
+INLINE float8 NAME(gated)(float8 gate, float8 up, int is_gelu)
+{
+    float8 z = gate;
+    if (is_gelu)
+        z = gate * (gate * gate * 0.044715f + 1.0f) * 1.5957691216f;
+    return gate / (NAME(exp)(-z) + 1.0f) * up;
+}
+
+/* gate_up [m][2n], a row's gates before its ups; y [m][n]. */
+static void NAME(glu)(const float *gate_up, float *y, long m, long n, int is_gelu)
+{
+#pragma omp parallel for if (m * n > SMALL_ROWS)
+    for (long row = 0; row < m; row++) {
+        const float *gate = gate_up + row * 2 * n, *up = gate + n;
+        float *to = y + row * n;
+        long i = 0;
+        for (; i + 8 <= n; i += 8)
+            *(float8 *)(to + i) = NAME(gated)(*(const float8 *)(gate + i), *(const float8 *)(up + i), is_gelu);
+        if (i < n) {
+            float8 last_gate = {0}, last_up = {0}, last;
+            memcpy(&last_gate, gate + i, (n - i) * sizeof(float));
+            memcpy(&last_up, up + i, (n - i) * sizeof(float));
+            last = NAME(gated)(last_gate, last_up, is_gelu);
+            memcpy(to + i, &last, (n - i) * sizeof(float));
+        }
+    }
+}
+
+/* Turns pairs (i, i + dim / 2) of every head by the token's angles: x [tokens][heads][dim] given by its strides, y the
+ * same contiguous, cos and sin [tokens][dim]. */
+static void NAME(rope)(const float *x, long token_stride, long head_stride, const float *cos, const float *sin,
+                       float *y, long tokens, long heads, long dim)
+{
+    long half = dim / 2;
+#pragma omp parallel for if (tokens * heads * dim > SMALL_ROWS)
+    for (long token = 0; token < tokens; token++) {
+        const float *c = cos + token * dim, *s = sin + token * dim;
+        for (long head = 0; head < heads; head++) {
+            const float *low = x + token * token_stride + head * head_stride, *high = low + half;
+            float *to = y + (token * heads + head) * dim;
+            for (long i = 0; i < half; i++) {
+                to[i] = low[i] * c[i] - high[i] * s[i];
+                to[half + i] = high[i] * c[half + i] + low[i] * s[half + i];
+            }
+        }
+    }
+}

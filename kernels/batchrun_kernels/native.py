@@ -1,0 +1,72 @@
+"""Finds the optional C library, built beside this file by the package's own build, and declares its functions.
+
+A machine without a compiler has none: `find` says None and everything runs in torch. Importing torch first makes
+the library share torch's OpenMP threads, since its libgomp.so.1 is loaded by then.
+"""
+
+import ctypes
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: F401  (loads the libgomp that the library is to share)
+
+# Equal to VERSION in c/native.c.
+_VERSION = 1
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_ARGUMENTS: dict[str, list[Any]] = {
+    "batchrun_portable": [_INT],
+    "batchrun_gemm": [_POINTER] * 4 + [_LONG] * 3,
+    "batchrun_rms_norm": [_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG],
+    "batchrun_glu": [_POINTER, _POINTER, _LONG, _LONG, _INT],
+    "batchrun_attend": [_POINTER],
+    "batchrun_write": [_POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER] + [_LONG] * 5,
+    "batchrun_rope": [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG],
+}
+
+
+class NativeUnavailableError(Exception):
+    """There is no C library to use here; the message says why and what to do."""
+
+
+@cache
+def find() -> ctypes.CDLL | None:
+    """The library, or None where there is no usable one."""
+    try:
+        return load(Path(__file__).parent)
+    except NativeUnavailableError:
+        return None
+
+
+def load(folder: Path) -> ctypes.CDLL:
+    """The library that lies in `folder`; raises NativeUnavailableError."""
+    files = [folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES]
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
+        raise NativeUnavailableError("the C kernels were not built; install a C compiler with OpenMP and reinstall")
+    try:
+        library = ctypes.CDLL(str(file))
+        found = int(library.batchrun_version())
+    except (OSError, AttributeError) as error:
+        raise NativeUnavailableError(f"{file.name} cannot be loaded ({error}); reinstall") from error
+    if found != _VERSION:
+        raise NativeUnavailableError(f"{file.name} is of version {found}, {_VERSION} is needed; reinstall")
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    library.batchrun_instructions.restype = ctypes.c_char_p
+    return library
+
+
+def needed() -> ctypes.CDLL:
+    """The library, where the caller made sure that there is one."""
+    library = find()
+    assert library is not None, "native kernels used without the library"
+    return library
+
+
+def instructions(library: ctypes.CDLL) -> str:
+    """The instruction set chosen at run time: "avx2" or "portable"."""
+    name: bytes = library.batchrun_instructions()
+    return name.decode()

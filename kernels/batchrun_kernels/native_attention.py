@@ -1,0 +1,174 @@
+"""Attention in C on float32, for the CPU: chunks and decode rows alike, straight from the blocks.
+
+A row's bits depend neither on the rows beside it nor on how its prompt was cut into chunks.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from batchrun_kernels import native
+from batchrun_kernels.contract import Feature, KVLayer, KVPool, Layout, Mask, Work
+
+# Columns that are read, and not used, behind the end of the keys.
+_READ_BEHIND = 16
+# A piece's queries and outputs lie on the stack.
+_MAX_DIM = 512
+
+
+class _Arguments(ctypes.Structure):
+    """struct attend in c/native.c."""
+
+    _fields_ = (
+        ("q", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("q_lens", ctypes.c_void_p),
+        ("kv_lens", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("items", ctypes.c_long),
+        ("table_width", ctypes.c_long),
+        ("heads", ctypes.c_long),
+        ("kv_heads", ctypes.c_long),
+        ("key_dim", ctypes.c_long),
+        ("value_dim", ctypes.c_long),
+        ("block_size", ctypes.c_long),
+        ("window", ctypes.c_long),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """A step as the C code reads it."""
+
+    q_lens: Tensor  # int32 [num_items]
+    kv_lens: Tensor  # int32 [num_items]
+    block_table: Tensor  # int32 [num_items, max_blocks], contiguous
+    num_tokens: int
+    block_size: int
+
+
+class ColumnKeys:
+    """Keys [num_blocks, kv_heads, key_dim, block_size], values [num_blocks, kv_heads, block_size, value_dim].
+
+    The scores of neighbouring positions are then one vector, without sums across it.
+    """
+
+    def allocate(self, num_blocks: int, block_size: int, layer: KVLayer, place: Tensor) -> KVPool:
+        heads = num_blocks, layer.num_kv_heads
+        num_keys = num_blocks * layer.num_kv_heads * layer.key_dim * block_size
+        keys = place.new_empty(num_keys + _READ_BEHIND)[:num_keys].view(*heads, layer.key_dim, block_size)
+        return KVPool(keys, place.new_empty(*heads, block_size, layer.value_dim))
+
+    def write(
+        self,
+        pool: KVPool,
+        key: Tensor,  # float32 [num_tokens, kv_heads, key_dim]
+        value: Tensor,  # float32 [num_tokens, kv_heads, value_dim]
+        slots: Tensor,  # int64 [num_tokens]
+    ) -> None:
+        num_tokens, kv_heads, key_dim = key.shape
+        assert key.dtype == value.dtype == torch.float32, f"{key.dtype}, {value.dtype}"
+        assert pool.keys.shape[1:3] == key.shape[1:], f"keys {tuple(key.shape)} for {tuple(pool.keys.shape)}"
+        assert slots.shape == (num_tokens,), f"{tuple(slots.shape)} slots for {num_tokens} tokens"
+        key = key if key.stride(2) == 1 else key.contiguous()
+        value = value if value.stride(2) == 1 else value.contiguous()
+        slots = slots.contiguous()
+        native.needed().batchrun_write(
+            key.data_ptr(),
+            key.stride(0),
+            key.stride(1),
+            value.data_ptr(),
+            value.stride(0),
+            value.stride(1),
+            slots.data_ptr(),
+            pool.keys.data_ptr(),
+            pool.values.data_ptr(),
+            num_tokens,
+            kv_heads,
+            key_dim,
+            value.shape[2],
+            pool.keys.shape[3],
+        )
+
+    def copy_slots(
+        self,
+        pool: KVPool,
+        sources: Tensor,  # int64 [num_copies]
+        targets: Tensor,  # int64 [num_copies]
+    ) -> None:
+        size = pool.keys.shape[3]
+        pool.keys[targets // size, :, :, targets % size] = pool.keys[sources // size, :, :, sources % size]
+        pool.values[targets // size, :, targets % size] = pool.values[sources // size, :, sources % size]
+
+
+class NativeAttention:
+    """Float32; value_dim a multiple of 8."""
+
+    name = "c"
+    features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
+    layout: Layout = ColumnKeys()
+
+    def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
+        is_narrow = max(layer.key_dim, layer.value_dim) <= _MAX_DIM
+        return dtype == torch.float32 and layer.value_dim % 8 == 0 and is_narrow
+
+    def plan(self, work: Work) -> NativePlan:
+        assert work.block_table.dtype == torch.int32, work.block_table.dtype
+        return NativePlan(
+            torch.tensor(work.q_lens, dtype=torch.int32),
+            torch.tensor(work.kv_lens, dtype=torch.int32),
+            work.block_table.contiguous(),
+            sum(work.q_lens),
+            work.block_size,
+        )
+
+    def attend(
+        self,
+        q: Tensor,  # float32 [num_tokens, num_heads, key_dim]
+        keys: Tensor,  # float32 [num_blocks, kv_heads, key_dim, block_size]
+        values: Tensor,  # float32 [num_blocks, kv_heads, block_size, value_dim]
+        plan: NativePlan,
+        mask: Mask,
+    ) -> Tensor:
+        """float32 [num_tokens, num_heads, value_dim]."""
+        num_tokens, num_heads, key_dim = q.shape
+        _, kv_heads, block_size, value_dim = values.shape
+        assert q.dtype == keys.dtype == values.dtype == torch.float32, f"{q.dtype}, {keys.dtype}, {values.dtype}"
+        assert keys.shape == (len(values), kv_heads, key_dim, block_size), f"{tuple(keys.shape)}, {tuple(values.shape)}"
+        assert keys.is_contiguous(), "a pool is contiguous"
+        assert values.is_contiguous(), "a pool is contiguous"
+        assert (num_tokens, block_size) == (plan.num_tokens, plan.block_size), "a plan of another step"
+        assert num_heads % kv_heads == 0, f"{num_heads} heads for {kv_heads} kv heads"
+        q = q.contiguous()
+        sinks = None if mask.sinks is None else mask.sinks.float().contiguous()
+        assert sinks is None or sinks.shape == (num_heads,), f"{mask.sinks} for {num_heads} heads"
+        out = q.new_empty(num_tokens, num_heads, value_dim)
+        arguments = _Arguments(
+            q=q.data_ptr(),
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            sinks=None if sinks is None else sinks.data_ptr(),
+            out=out.data_ptr(),
+            q_lens=plan.q_lens.data_ptr(),
+            kv_lens=plan.kv_lens.data_ptr(),
+            table=plan.block_table.data_ptr(),
+            items=len(plan.q_lens),
+            table_width=plan.block_table.shape[1],
+            heads=num_heads,
+            kv_heads=kv_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            block_size=block_size,
+            window=mask.window or 0,
+            scale=mask.scale,
+            softcap=mask.softcap or 0.0,
+        )
+        native.needed().batchrun_attend(ctypes.byref(arguments))
+        return out

@@ -1,0 +1,78 @@
+"""A weight packed once for the C matrix product, and what can be computed from it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+from batchrun_kernels import native
+
+_WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A float32 weight [num_outputs, k] as panels of 16 outputs; the rows behind the last output are zero."""
+
+    panels: Tensor  # float32 [ceil(num_outputs / 16), k, 16]
+    num_outputs: int
+
+    @classmethod
+    def pack(
+        cls,
+        weight: Tensor,  # float32 [num_outputs, k], on the CPU
+    ) -> "PackedWeight":
+        """A copy; the weight may be freed."""
+        assert weight.dtype == torch.float32, weight.dtype
+        assert weight.device.type == "cpu", weight.device
+        num_outputs, k = weight.shape
+        padded = pad(weight.detach(), (0, 0, 0, -num_outputs % _WIDTH)) if num_outputs % _WIDTH else weight.detach()
+        return cls(padded.reshape(-1, _WIDTH, k).transpose(1, 2).contiguous(), num_outputs)
+
+    @property
+    def k(self) -> int:
+        return self.panels.shape[1]
+
+    def unpack(self) -> Tensor:
+        """float32 [num_outputs, k], the bits that were packed."""
+        return self.panels.transpose(1, 2).reshape(-1, self.k)[: self.num_outputs].contiguous()
+
+    def rows(
+        self,
+        ids: Tensor,  # int64 [...], below num_outputs
+    ) -> Tensor:
+        """float32 [..., k]: the weight's rows, as an embedding looks them up."""
+        rows: Tensor = self.panels[ids // _WIDTH, :, ids % _WIDTH]
+        return rows
+
+    def linear(
+        self,
+        x: Tensor,  # float32 [..., k]
+        bias: Tensor | None,  # float32 [num_outputs]
+    ) -> Tensor:
+        """float32 [..., num_outputs]. A row's bits do not depend on the rows beside it, nor on the threads."""
+        assert x.dtype == torch.float32, x.dtype
+        assert x.shape[-1] == self.k, f"rows of {x.shape[-1]} for a weight of {self.k}"
+        assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous()), "a bias is contiguous float32"
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], self.num_outputs)
+        native.needed().batchrun_gemm(
+            x.data_ptr(),
+            self.panels.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            x.numel() // self.k,
+            self.num_outputs,
+            self.k,
+        )
+        return y
+
+
+def reference_linear(
+    x: Tensor,  # [..., k]
+    weight: Tensor,  # [num_outputs, k]
+    bias: Tensor | None,  # [num_outputs]
+) -> Tensor:
+    """The oracle of the tests: float64 [..., num_outputs]."""
+    return linear(x.double(), weight.double(), None if bias is None else bias.double())

@@ -1,0 +1,126 @@
+"""Attention in C equals the reference in float64 in every shape, and a row's bits are its own."""
+
+import ctypes
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from batchrun_kernels import KVLayer, Mask, Work, select
+from batchrun_kernels.native_attention import NativeAttention
+from batchrun_kernels.reference import ReferenceAttention
+from tests.kernels.steps import BLOCK, ITEMS, MASKS, Step, attend, lay_out, make_step
+
+# Blocks below, at, off and beyond 16 positions; widths that end in half a vector pair; groups of 1, 3, 7 and 50.
+SHAPES: tuple[dict[str, int], ...] = (
+    {"heads": 9, "kv_heads": 3, "key_dim": 64, "value_dim": 64, "block": 16},
+    {"heads": 2, "kv_heads": 2, "key_dim": 5, "value_dim": 8, "block": 1},
+    {"heads": 7, "kv_heads": 1, "key_dim": 24, "value_dim": 40, "block": 20},
+    {"heads": 50, "kv_heads": 1, "key_dim": 16, "value_dim": 16, "block": 8},
+    {"heads": 6, "kv_heads": 2, "key_dim": 128, "value_dim": 128, "block": 111},
+)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_equals_the_reference(library: ctypes.CDLL, name: str) -> None:
+    step = make_step()
+    expected = attend(ReferenceAttention(), step, MASKS[name])
+    # float32 sums of up to 140 terms of size one.
+    torch.testing.assert_close(attend(NativeAttention(), step, MASKS[name]), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_the_reference_in_other_shapes(library: ctypes.CDLL, shape: dict[str, int]) -> None:
+    step = make_step(((1, 1), (1, 131), (70, 70), (3, 64), (2, 129), (61, 200)), seed=1, **shape)
+    sinks = torch.linspace(-1.0, 1.0, shape["heads"])
+    for mask in (Mask(shape["key_dim"] ** -0.5), Mask(0.2, window=67, softcap=2.0, sinks=sinks)):
+        expected = attend(ReferenceAttention(), step, mask)
+        torch.testing.assert_close(attend(NativeAttention(), step, mask), expected, rtol=0, atol=4e-6)
+
+
+def test_random_steps_equal_the_reference(library: ctypes.CDLL) -> None:
+    chance = random.Random(0)
+    for seed in range(60):
+        kv_lens = [chance.randint(1, 150) for _ in range(chance.randint(1, 5))]
+        items = tuple((chance.choice((1, chance.randint(1, kv_len))), kv_len) for kv_len in kv_lens)
+        kv_heads = chance.randint(1, 3)
+        shape: dict[str, Any] = {"kv_heads": kv_heads, "heads": kv_heads * chance.randint(1, 4)}
+        shape |= {
+            "key_dim": chance.randint(1, 20),
+            "value_dim": 8 * chance.randint(1, 3),
+            "block": chance.randint(1, 40),
+        }
+        step = make_step(items, seed=seed, **shape)
+        mask = Mask(
+            0.4,
+            window=chance.choice((None, chance.randint(1, 160))),
+            softcap=chance.choice((None, 1.5)),
+            sinks=chance.choice((None, torch.linspace(-1.0, 1.0, shape["heads"]))),
+        )
+        expected = attend(ReferenceAttention(), step, mask)
+        torch.testing.assert_close(attend(NativeAttention(), step, mask), expected, rtol=0, atol=4e-6, msg=str(seed))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_rows_bits_depend_neither_on_the_batch_nor_on_the_chunks(library: ctypes.CDLL, name: str) -> None:
+    """Every query of every item alone, as if it were decoded, against all of them in one step."""
+    step = make_step()
+    attention = NativeAttention()
+    together = attend(attention, step, MASKS[name])
+    pool = lay_out(attention, step)
+    row = 0
+    for item, (q_len, kv_len) in enumerate(ITEMS):
+        for query in range(q_len):
+            alone = Work((1,), (kv_len - q_len + query + 1,), step.work.block_table[item : item + 1], BLOCK)
+            got = attention.attend(step.q[row : row + 1], pool.keys, pool.values, attention.plan(alone), MASKS[name])
+            assert torch.equal(got[0], together[row]), (item, query)
+            row += 1
+
+
+def test_large_scores_do_not_overflow_and_nan_stays_visible(library: ctypes.CDLL) -> None:
+    step = make_step()
+    loud = replace(step, q=step.q * 1000)
+    expected = attend(ReferenceAttention(), loud, MASKS["plain"])
+    # Scores reach 3000, where a float32 unit is 2.4e-4: weights are right to that, relatively, and values reach 4.
+    torch.testing.assert_close(attend(NativeAttention(), loud, MASKS["plain"]), expected, rtol=0, atol=1e-3)
+    broken = replace(step, q=step.q.clone())
+    broken.q[3, 1] = torch.nan
+    got = attend(NativeAttention(), broken, MASKS["plain"])
+    assert got[3, 1].isnan().all()
+    assert got.isnan().sum() == got.shape[-1]
+
+
+def test_strided_queries_keys_and_values_are_accepted(library: ctypes.CDLL) -> None:
+    step = make_step()
+
+    def strided(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(-3, -2).contiguous().transpose(-3, -2)
+
+    attention = NativeAttention()
+    other = Step(strided(step.q), strided(step.keys), strided(step.values), step.work)
+    assert torch.equal(attend(attention, other, MASKS["all"]), attend(attention, step, MASKS["all"]))
+
+
+def test_copied_slots_are_the_slots_they_were_copied_from(library: ctypes.CDLL) -> None:
+    """Across blocks, and chained by one call: every source is read before a target is written."""
+    layout = NativeAttention().layout
+    pool = layout.allocate(5, 4, KVLayer(2, 3, 8), torch.empty(0))
+    key, value = torch.randn(20, 2, 3), torch.randn(20, 2, 8)
+    layout.write(pool, key, value, torch.arange(20))
+    layout.copy_slots(pool, torch.tensor([1, 6, 19]), torch.tensor([6, 12, 0]))
+    moved = torch.arange(20)
+    moved[[6, 12, 0]] = torch.tensor([1, 6, 19])
+    assert torch.equal(pool.keys.transpose(2, 3).transpose(1, 2).flatten(0, 1), key[moved])
+    assert torch.equal(pool.values.transpose(1, 2).flatten(0, 1), value[moved])
+
+
+def test_is_chosen_where_it_fits(library: ctypes.CDLL) -> None:
+    fits, narrow, wide = KVLayer(2, 6, 64), KVLayer(2, 6, 6), KVLayer(2, 520, 64)
+    every = frozenset(NativeAttention.features)
+    assert select("cpu", every, [fits]).name == "c"
+    assert select("cpu", every, [fits, narrow]).name == "torch"
+    assert select("cpu", every, [wide]).name == "torch"
+    assert select("cpu", every, [fits], torch.bfloat16).name == "torch"
+    assert select("cuda", every, [fits]).name == "torch"
