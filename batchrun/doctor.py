@@ -62,7 +62,8 @@ def examine() -> DoctorReport:
         _folder("temporary files", Path(tempfile.gettempdir())),
         _folder("converted models", cache_folder()),
     )
-    problems = (*_missing(versions), *_device_problems(devices), *_folder_problems(folders))
+    kernels = _kernel_problems() if versions["torch"] else []
+    problems = (*_missing(versions), *_device_problems(devices), *kernels, *_folder_problems(folders))
     return DoctorReport(platform.python_version(), versions, devices, folders, problems)
 
 
@@ -129,6 +130,17 @@ def _device_problems(devices: tuple[Device, ...]) -> list[str]:
     return [
         f"no attention kernel for {device.name}; use another --device" for device in devices if not device.attention
     ]
+
+
+def _kernel_problems() -> list[str]:
+    """Without the C kernels a job runs all the same, so this is the only place that complains."""
+    from batchrun_kernels import native
+
+    try:
+        native.load(native.FOLDER)
+    except native.NativeUnavailableError as error:
+        return [f"the CPU computes in plain torch, which is slower: {error}"]
+    return []
 
 
 def _folder_problems(folders: tuple[Folder, ...]) -> list[str]:

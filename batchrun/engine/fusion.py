@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from batchrun.engine.fused import FusedEmbedding, FusedGlu, FusedLinear, FusedNorm, joined_bias
+from batchrun.engine.fused_rotary import fuse_rotary
 from batchrun.engine.probe import Linear, probe_embedding, probe_glu, probe_linear, probe_norm
 from batchrun_kernels.packed import PackedWeight
 
@@ -39,10 +40,11 @@ class Fusion:
         self._model = model
         self._packed: list[_Packed] = []
         self._replaced: list[_Replaced] = []
+        self._rotary: list[nn.Module] = []
 
     @property
     def num_replaced(self) -> int:
-        return len(self._replaced)
+        return len(self._replaced) + len(self._rotary)
 
     def undo(self) -> None:
         """The model's own modules are in their places again, with their own weights."""
@@ -51,8 +53,11 @@ class Fusion:
         for packed in self._packed:
             weight = packed.weight.unpack()[packed.begin : packed.end]
             packed.linear.parameter.data = (weight.T if packed.linear.is_transposed else weight).contiguous()
+        for module in self._rotary:
+            del module.forward
         self._replaced.clear()
         self._packed.clear()
+        self._rotary.clear()
 
     def pack(self, linears: list[Linear]) -> FusedLinear:
         """One module for the outputs of all `linears`, one after another; their parameters are emptied."""
@@ -64,6 +69,10 @@ class Fusion:
             self._packed.append(_Packed(linear, weight, begin, end))
             linear.parameter.data = torch.empty(0)
         return FusedLinear(weight, joined_bias([linear.bias for linear in linears], sizes))
+
+    def turn(self) -> None:
+        """Rotary positions by the C kernel, wherever a module's code is known to use the same."""
+        self._rotary += [module for module in self._model.modules() if fuse_rotary(module)]
 
     def put(self, places: dict[int, nn.Module]) -> None:
         """Every module whose id is in `places` gives way to the one there, wherever it stands in the model."""
@@ -98,6 +107,7 @@ def fuse(model: nn.Module) -> Fusion:
         elif (norm := probe_norm(module)) is not None:
             places[id(module)] = FusedNorm(norm.weight, norm.eps)
     fusion.put(places)
+    fusion.turn()
     return fusion
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch  # noqa: F401  (loads the libgomp that the library is to share)
 
+# Where the package's build puts the library.
+FOLDER = Path(__file__).parent
 # Equal to VERSION in c/native.c.
 _VERSION = 1
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
@@ -34,7 +36,7 @@ class NativeUnavailableError(Exception):
 def find() -> ctypes.CDLL | None:
     """The library, or None where there is no usable one."""
     try:
-        return load(Path(__file__).parent)
+        return load(FOLDER)
     except NativeUnavailableError:
         return None
 

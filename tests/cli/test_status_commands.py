@@ -126,6 +126,12 @@ def test_doctor_reports_this_machine(run: Run) -> None:
     assert shown["versions"] == report.versions
 
 
+def test_missing_c_kernels_are_a_problem_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job falls back to torch without a word; this is where one finds out."""
+    monkeypatch.setattr("batchrun_kernels.native.FOLDER", tmp_path)
+    assert any("slower" in problem and "install a C compiler" in problem for problem in examine().problems)
+
+
 def test_a_folder_that_refuses_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
     (tmp_path / "file").write_text("in the way")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from batchrun.engine import fusion as fusion_module
 from batchrun.engine.fused import FusedEmbedding, FusedGlu, FusedLinear, FusedNorm
+from batchrun.engine.fused_rotary import fuse_rotary
 from batchrun.engine.fusion import fuse
 from batchrun.engine.model import Model
 from batchrun.engine.probe import Linear, probe_embedding, probe_glu, probe_linear, probe_norm
@@ -18,21 +19,21 @@ from tests.device.tiny_families import FAMILIES, make_model
 
 pytestmark = pytest.mark.skipif(native.find() is None, reason="needs the C kernels: a C compiler at installation")
 
-# What is replaced in two layers: linear maps outside of GLUs (lm_head among them), RMSNorms, GLUs.
+# What is replaced in two layers: linear maps outside of GLUs (lm_head among them), RMSNorms, GLUs, rotary positions.
 REPLACED = {
-    "llama": (9, 5, 2),
-    "mistral": (9, 5, 2),
-    "qwen2": (9, 5, 2),
-    "qwen3": (9, 9, 2),
-    "gemma2": (9, 9, 2),
-    "gemma3_text": (9, 13, 2),
-    "phi3": (5, 5, 2),
-    "olmo2": (9, 9, 2),
-    "granite": (9, 5, 2),
-    "gpt_oss": (9, 5, 0),
-    "mixtral": (9, 5, 0),
-    "qwen3_moe": (9, 9, 0),
-    "gpt2": (9, 0, 0),
+    "llama": (9, 5, 2, 2),
+    "mistral": (9, 5, 2, 2),
+    "qwen2": (9, 5, 2, 2),
+    "qwen3": (9, 9, 2, 2),
+    "gemma2": (9, 9, 2, 2),
+    "gemma3_text": (9, 13, 2, 2),
+    "phi3": (5, 5, 2, 2),
+    "olmo2": (9, 9, 2, 2),
+    "granite": (9, 5, 2, 2),
+    "gpt_oss": (9, 5, 0, 0),
+    "mixtral": (9, 5, 0, 2),
+    "qwen3_moe": (9, 9, 0, 2),
+    "gpt2": (9, 0, 0, 0),
 }
 
 
@@ -53,11 +54,14 @@ def test_what_a_family_has_is_replaced_and_given_back(family: str) -> None:
     model = make_model(family)
     before, weights = logits(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
     fusion = fuse(model)
-    assert tuple(len(outermost(model, kind)) for kind in (FusedLinear, FusedNorm, FusedGlu)) == REPLACED[family]
+    counts = [len(outermost(model, kind)) for kind in (FusedLinear, FusedNorm, FusedGlu)]
+    turning = [module for module in model.modules() if "forward" in vars(module)]
+    assert (*counts, len(turning)) == REPLACED[family]
     # float32 sums in another order through two layers; logits reach 8.
     torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-4)
     fusion.undo()
     assert fusion.num_replaced == 0
+    assert not any("forward" in vars(module) for module in model.modules())
     now = model.state_dict()
     assert list(now) == list(weights)
     assert all(torch.equal(now[name], weight) for name, weight in weights.items())
@@ -139,6 +143,31 @@ def test_what_computes_something_else_is_not_recognised() -> None:
     known: dict[str, Linear] = {name: one for name, one in inner.items() if one is not None}
     assert len(known) == 3
     assert probe_glu(gated, known) is None
+
+
+def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Neighbours as pairs, not halves: found under the name that is looked for, and of another formula."""
+    rest, sine = (x.repeat_interleave(2, dim=-1)[:, None, :, : q.shape[-1]] for x in (cos, sin))
+    turned = [x * rest + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * sine for x in (q, k)]
+    return turned[0], turned[1]
+
+
+class Neighbours(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_rotary_pos_emb(q, k, cos, sin)
+
+
+def test_rotary_positions_of_another_formula_are_left_alone() -> None:
+    assert not fuse_rotary(Neighbours())
+    assert not fuse_rotary(nn.Linear(5, 7))
+
+
+def test_a_part_of_a_head_is_turned_by_the_models_own_code() -> None:
+    """The compared formula is for whole heads; of a wider head the model's own code leaves the rest as it was."""
+    model = make_model("phi3", hidden_size=64, head_dim=16, partial_rotary_factor=0.5)
+    before = logits(model)
+    assert fuse(model).num_replaced > 2
+    torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-4)
 
 
 def test_a_module_that_somebody_listens_to_is_left_alone() -> None:
