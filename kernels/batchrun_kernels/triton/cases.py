@@ -1,0 +1,66 @@
+"""The launches that the compile gate compiles: every entry of the table of tiles, every kernel, every switch.
+
+Shapes are an 8B Llama's where nothing else is said. Only dtypes, strides and sizes matter: tensors are tiny or empty.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from batchrun_kernels.contract import Mask
+from batchrun_kernels.pieces import Merges
+from batchrun_kernels.triton.attend import attend_launch, empty_partials
+from batchrun_kernels.triton.configs import TILES, Architecture, Kind
+from batchrun_kernels.triton.launch import Launch
+from batchrun_kernels.triton.lists import DeviceLists, to_device
+from batchrun_kernels.triton.merge import merge_launch
+from batchrun_kernels.triton.pool import Pool
+from batchrun_kernels.worklist import Worklist
+
+Case = tuple[str, Launch]
+
+_HEADS, _KV_HEADS, _BLOCK = 32, 8, 16
+_CPU = torch.device("cpu")
+
+
+def cases(architecture: Architecture) -> Iterator[Case]:
+    """Named `kernel kind rows head_dim dtype [switches]`."""
+    for arch, head_dim, itemsize, kind in TILES:
+        if arch == architecture:
+            dtypes = [torch.bfloat16] if itemsize == 2 else [torch.int8]
+            if itemsize == 1 and architecture in ("sm_90", "sm_100"):
+                dtypes.append(torch.float8_e4m3fn)
+            for dtype in dtypes:
+                yield _attend(architecture, head_dim, dtype, kind, Mask(0.1), "")
+    everything = Mask(0.1, window=1024, softcap=30.0, sinks=torch.zeros(_HEADS))
+    yield _attend(architecture, 128, torch.bfloat16, "wide", everything, " all")
+    yield _attend(architecture, 128, torch.bfloat16, "narrow", everything, " all")
+    yield _merge()
+
+
+def _lists() -> DeviceLists:
+    one = np.zeros(1, np.int32)
+    items = np.zeros((1, 6), np.int32)
+    merges = Merges(one, np.array([0, 1], np.int32), one)
+    return to_device(Worklist(items, items, one, one, merges, 1), _CPU)
+
+
+def _attend(
+    architecture: Architecture, head_dim: int, dtype: torch.dtype, kind: Kind, mask: Mask, switches: str
+) -> Case:
+    keys = torch.zeros(1, _BLOCK, _KV_HEADS, head_dim, dtype=dtype)
+    scales = torch.ones(1, _BLOCK, _KV_HEADS) if dtype.itemsize == 1 else None
+    q = torch.zeros(1, _HEADS, head_dim, dtype=torch.bfloat16)
+    lists = _lists()
+    partials = empty_partials(lists, q, head_dim)
+    pool = Pool(keys, keys, scales, scales)
+    launch = attend_launch(q, pool, lists, mask, torch.empty_like(q), partials, kind, architecture)
+    name = str(dtype).removeprefix("torch.")
+    return f"attend {kind} {launch.constants['ROWS']} {head_dim} {name}{switches}", launch
+
+
+def _merge() -> Case:
+    q = torch.zeros(1, _HEADS, 128, dtype=torch.bfloat16)
+    lists = _lists()
+    return "merge 128", merge_launch(empty_partials(lists, q, 128), lists, torch.zeros(_HEADS), q)
