@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import batchrun_kernels
+from batchrun_kernels.triton.configs import TILES
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton"),
@@ -29,6 +30,7 @@ SHARED_BYTES = {"sm_80": 99 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "
 # The instructions of tensor cores at their full rate, in tiles of at least 64 rows.
 WIDE = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "v_mfma"}
 NARROW = {"sm_80": "HMMA", "sm_90": "HMMA", "sm_100": "HMMA", "gfx942": "v_mfma"}
+KERNELS = {"attend", "merge", "write_kv", "rope", "copy_blocks", "add_rms_norm", "silu_mul"}
 
 Report = dict[str, Any]
 
@@ -70,7 +72,10 @@ def reports(request: pytest.FixtureRequest) -> dict[str, list[Report]]:
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
 def test_kernels_fit_the_target_and_use_its_tensor_cores(reports: dict[str, list[Report]], target: str) -> None:
-    assert len(reports[target]) >= 11
+    names = [report["name"].split() for report in reports[target]]
+    assert {kernel for kernel, *_ in names} == KERNELS
+    tiles = {(kind, head_dim, tile.rows) for (arch, head_dim, _, kind), tile in TILES.items() if arch == target}
+    assert {(rest[0], int(rest[2]), int(rest[1])) for kernel, *rest in names if kernel == "attend"} == tiles
     for report in reports[target]:
         kernel, *rest = report["name"].split()
         assert report["spills"] == 0, report

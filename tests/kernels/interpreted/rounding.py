@@ -30,10 +30,13 @@ def repair() -> None:
         return dot(self, _widened(a), _widened(b), *rest)
 
     def repaired_cast(self: Any, src: Any, dst_type: Any) -> Any:
-        return _rounded(src, dst_type) or cast(self, src, dst_type)
+        # Not `or`: a handle is false where an element is zero.
+        rounded = _rounded(src, dst_type)
+        return cast(self, src, dst_type) if rounded is None else rounded
 
     def repaired_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
-        return _rounded(src, dst_type) or fp_to_fp(self, src, dst_type, rounding_mode)
+        rounded = _rounded(src, dst_type)
+        return fp_to_fp(self, src, dst_type, rounding_mode) if rounded is None else rounded
 
     InterpreterBuilder.create_dot = repaired_dot
     InterpreterBuilder.cast_impl = repaired_cast

@@ -34,8 +34,8 @@ def test_rounding_is_to_nearest_even(device: torch.device, dtype: torch.dtype) -
     if device.type == "cuda" and dtype.itemsize == 1 and torch.cuda.get_device_capability(device) < (8, 9):
         pytest.skip("float8 needs a GPU that has it")
     x = torch.randn(1024, generator=torch.Generator().manual_seed(0)).to(device) * 3
-    # Ties, and numbers that round up into the next exponent.
-    x[:4] = torch.tensor([1 + 2**-9, 1 + 3 * 2**-9, 1.99999, -3.99999])
+    # Ties, numbers that round up into the next exponent, and zero.
+    x[:5] = torch.tensor([1 + 2**-9, 1 + 3 * 2**-9, 1.99999, -3.99999, 0.0])
     out = torch.empty(1024, dtype=dtype, device=device)
     cast_kernel[(1,)](x, out, SIZE=1024)
     expected: Tensor = x.to(dtype)
