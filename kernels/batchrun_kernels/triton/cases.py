@@ -15,10 +15,12 @@ from batchrun_kernels.triton.attend import attend_launch, empty_partials
 from batchrun_kernels.triton.configs import TILES, Architecture, Kind
 from batchrun_kernels.triton.copy_blocks import copy_blocks_launch
 from batchrun_kernels.triton.launch import Launch
+from batchrun_kernels.triton.linear_lse import empty_slices, linear_lse_launch
 from batchrun_kernels.triton.lists import DeviceLists, to_device
 from batchrun_kernels.triton.merge import merge_launch
 from batchrun_kernels.triton.norm import add_rms_norm_launch
 from batchrun_kernels.triton.pool import Pool
+from batchrun_kernels.triton.sample import Draws, sample_launch
 from batchrun_kernels.triton.write_kv import Rotation, rope_launch, write_kv_launch
 from batchrun_kernels.worklist import Worklist
 
@@ -103,5 +105,19 @@ def _layers() -> Iterator[Case]:
     yield "silu_mul 14336", silu_mul_launch(gate_up, torch.zeros(1, 14336, dtype=torch.bfloat16))
     blocks = torch.zeros(2, 1, _BLOCK, _KV_HEADS, 128, dtype=torch.bfloat16)
     ids = torch.zeros(1, dtype=torch.int32)
+    yield "sample 128256", _sample()
+    yield "linear_lse 64 4096", _linear_lse()
     yield "copy_blocks gather", copy_blocks_launch(blocks, blocks.clone(), ids, None)
     yield "copy_blocks scatter", copy_blocks_launch(blocks, blocks.clone(), None, ids)
+
+
+def _sample() -> Launch:
+    """A row of the length of a vocabulary: whether 16 divides it decides how it is loaded."""
+    one, whole = torch.ones(1), torch.zeros(1, dtype=torch.int32)
+    draws = Draws(one, one, whole, one, whole.long(), whole, whole)
+    return sample_launch(torch.zeros(1, 128256, dtype=torch.bfloat16), draws, whole, one)
+
+
+def _linear_lse() -> Launch:
+    hidden, weight = torch.zeros(1, 4096, dtype=torch.bfloat16), torch.zeros(128, 4096, dtype=torch.bfloat16)
+    return linear_lse_launch(hidden, weight, torch.zeros(1, dtype=torch.int64), empty_slices(hidden, 128, 2))
