@@ -1,6 +1,8 @@
 """Work lists cover every (row, visible position) once: by brute force, over random trees, splits and windows."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,3 +141,21 @@ def test_without_sharing_a_sequence_is_cut_the_same_in_any_batch() -> None:
 def test_a_balanced_piece_shares_the_work_out_in_steps_of_64() -> None:
     assert balanced_piece((5000, 3000), kv_heads=8, num_programs=132) == 512
     assert balanced_piece((100,), kv_heads=8, num_programs=132) == 256
+
+
+def test_the_example_of_the_readme_is_what_the_planner_makes() -> None:
+    table = torch.tensor([[10, 11, 12, 13], [10, 11, 12, 14], [10, 11, 12, 15]], dtype=torch.int32)
+    rules = Rules(group=4, block_size=4, min_shared_rows=16, min_shared_len=8)
+    listed = Planner(rules).plan(Work((1, 1, 3), (14, 16, 15), table, 4))
+    text = (Path(__file__).parents[2] / "kernels" / "README.md").read_text(encoding="utf-8")
+    items = re.findall(
+        r"^\| (wide|narrow) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE
+    )
+    made = [("wide", *row) for row in listed.wide.tolist()] + [("narrow", *row) for row in listed.narrow.tolist()]
+    assert [(kind, *map(int, numbers)) for kind, *numbers in items] == made
+    merges = listed.merges
+    assert merges.slots.tolist() == [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]
+    assert (
+        f"`block_ids` is {' '.join(map(str, listed.block_ids))}, `positions` {' '.join(map(str, listed.positions))}"
+        in text
+    )
