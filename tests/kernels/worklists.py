@@ -23,6 +23,9 @@ def random_work(random: np.random.Generator, rules: Rules, *, most_sequences: in
         for block in range(kept, num_blocks):
             table[row, block] = next(fresh)
         kept = num_blocks
+    # A neighbour's blocks are the rubbish that matters: they look shared.
+    rubbish = np.roll(table, 1 if num % 2 else -1, axis=0)
+    table = np.where(np.arange(most_blocks) < -(-kv_lens // rules.block_size)[:, None], table, rubbish)
     longest = np.where(random.random(num) < 0.5, np.minimum(kv_lens, 23), 1) if has_chunks else np.ones(num, np.int64)
     q_lens = random.integers(1, longest + 1)
     lens = tuple(int(q) for q in q_lens), tuple(int(kv) for kv in kv_lens)
