@@ -50,7 +50,7 @@ NEVER = {
     "kernels": {"transformers", "pyarrow", "click", "ray"},
 }
 # Beside the standard library.
-ONLY = {"engine core": {"numpy"}, "kernels": {"torch", "triton"}}
+ONLY = {"engine core": {"numpy"}, "kernels": {"numpy", "torch", "triton"}}
 
 
 def modules() -> dict[str, Path]:

@@ -1,0 +1,143 @@
+"""Cuts stretches of work into items: tiles of rows, and pieces of keys at fixed multiples of a length.
+
+A piece's borders depend on its own sequence only, so without shared prefixes a row's result does not depend on
+the rows beside it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a step is cut. Rows are query tokens x `group`, the query heads of one kv head; lengths are tokens."""
+
+    group: int
+    block_size: int
+    wide_rows: int = 64
+    narrow_rows: int = 16
+    wide_piece: int = 2048
+    narrow_piece: int = 512
+    window: int | None = None
+    # A shared prefix is computed once for its sequences from here on; below, each sequence reads it by itself.
+    shares_prefixes: bool = True
+    min_shared_rows: int = 32
+    min_shared_len: int = 256
+
+    def __post_init__(self) -> None:
+        assert self.group <= self.narrow_rows <= self.wide_rows, (self.group, self.narrow_rows, self.wide_rows)
+        assert min(self.wide_piece, self.narrow_piece) > 0, (self.wide_piece, self.narrow_piece)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Rows of q against a stretch of keys, before cutting; a leaf is one sequence with its last key."""
+
+    sequence: Ints  # [num_segments], the sequence in whose blocks the keys are found
+    q_lo: Ints
+    q_len: Ints
+    kv_lo: Ints
+    kv_hi: Ints
+    is_leaf: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Columns of the items, in the order of their segments, tiles and pieces."""
+
+    sequence: Ints  # [num_items]
+    q_lo: Ints
+    q_len: Ints
+    kv_lo: Ints
+    kv_hi: Ints
+    slot: Ints  # -1: final
+    is_wide: Bools
+    is_last: Bools  # holds its sequence's last key
+
+
+@dataclass(frozen=True, slots=True)
+class Merges:
+    """Which partials make up which row: row `tokens[i]` of the output is `slots[starts[i] : starts[i + 1]]`, merged."""
+
+    tokens: Ids  # [num_merged]
+    starts: Ids  # [num_merged + 1]
+    slots: Ids  # [num_slots], a permutation of all slots
+
+
+def balanced_piece(kv_lens: tuple[int, ...], kv_heads: int, num_programs: int) -> int:
+    """The piece length that gives each of `num_programs` about as much: a multiple of 64, at least 256.
+
+    It depends on the batch: use it where results need not be the same whatever runs beside.
+    """
+    share = -(-sum(kv_lens) * kv_heads // num_programs)
+    return max(256, -(-share // 64) * 64)
+
+
+def cut(
+    segments: Segments,
+    positions: Ints,  # [num_tokens]
+    rules: Rules,
+) -> Items:
+    """Every (row, position it may see) of the segments, once; what the masks hide from a whole tile is left out."""
+    is_narrow = segments.q_len * rules.group <= rules.narrow_rows
+    tile_len = rules.wide_rows // rules.group
+    num_tiles = np.where(is_narrow, 1, -(-segments.q_len // tile_len))
+    of, number = _expand(num_tiles)
+    q_lo = segments.q_lo[of] + number * tile_len
+    q_len = np.minimum(tile_len, segments.q_lo[of] + segments.q_len[of] - q_lo)
+    q_len = np.where(is_narrow[of], segments.q_len[of], q_len)
+    ranges = np.stack([q_lo, q_lo + q_len], axis=1).ravel()
+    kv_hi = np.minimum(segments.kv_hi[of], np.maximum.reduceat(np.append(positions, 0), ranges)[::2] + 1)
+    kv_lo = segments.kv_lo[of]
+    if rules.window is not None:
+        oldest = np.minimum.reduceat(np.append(positions, 0), ranges)[::2]
+        kv_lo = np.maximum(kv_lo, oldest - rules.window + 1)
+    is_wide = q_len * rules.group > rules.narrow_rows
+    length = np.where(is_wide, rules.wide_piece, rules.narrow_piece)
+    num_pieces = np.where(kv_hi > kv_lo, (kv_hi - 1) // length - kv_lo // length + 1, 0)
+    tile, piece = _expand(num_pieces)
+    start = (kv_lo[tile] // length[tile] + piece) * length[tile]
+    is_last = (segments.is_leaf[of] & (kv_hi == segments.kv_hi[of]))[tile] & (piece == num_pieces[tile] - 1)
+    q_lo, q_len = q_lo[tile], q_len[tile]
+    return Items(
+        sequence=segments.sequence[of[tile]],
+        q_lo=q_lo,
+        q_len=q_len,
+        kv_lo=np.maximum(kv_lo[tile], start),
+        kv_hi=np.minimum(kv_hi[tile], start + length[tile]),
+        slot=_slots(q_lo, q_len, len(positions)),
+        is_wide=is_wide[tile],
+        is_last=is_last,
+    )
+
+
+def merges_of(items: Items) -> Merges:
+    """In each row, the partials in the order of the items."""
+    partial = items.slot >= 0
+    of, number = _expand(items.q_len[partial])
+    rows = items.q_lo[partial][of] + number
+    order = np.argsort(rows, kind="stable")
+    tokens, counts = np.unique(rows, return_counts=True)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    return Merges(tokens.astype(np.int32), starts.astype(np.int32), order.astype(np.int32))
+
+
+def _expand(counts: Ints) -> tuple[Ints, Ints]:
+    """For counts 2, 0, 3: (0 0 2 2 2, 0 1 0 1 2)."""
+    of = np.repeat(np.arange(len(counts)), counts)
+    return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _slots(q_lo: Ints, q_len: Ints, num_tokens: int) -> Ints:
+    """[num_items]: where no row of an item has another item, -1; otherwise slots one after another, in item order."""
+    changes = np.bincount(q_lo, minlength=num_tokens + 1) - np.bincount(q_lo + q_len, minlength=num_tokens + 1)
+    num_items = np.cumsum(changes)
+    most = np.maximum.reduceat(num_items, np.stack([q_lo, q_lo + q_len], axis=1).ravel())[::2]
+    room = np.where(most > 1, q_len, 0)
+    return np.where(most > 1, np.cumsum(room) - room, -1)

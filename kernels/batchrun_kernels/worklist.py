@@ -1,0 +1,187 @@
+"""The work list of a step: which rows of q attend to which stretch of keys, in tiles that fit a program.
+
+Decode rows, chunks, pieces of long sequences and shared prefixes are all items of one form; `pieces.py` cuts them.
+Owns what is kept from step to step. Knows numpy and the block table; nothing of kernels, layers or devices.
+
+    sequences in order of their prefixes        nodes and leaves                 items
+    A  [ p p p p p p ][ a a ]                   node  rows A B C, keys p    ->   wide   A B C x p
+    B  [ p p p p p p ][ b ]                     leaf  row A, keys a              narrow A x a, B x b, C x c
+    C  [ p p p p p p ][ c c c ]                 leaf  ...                        merge  A: p + a, B: p + b, C: p + c
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchrun_kernels.contract import Work
+from batchrun_kernels.pieces import Items, Merges, Rules, Segments, cut, merges_of
+
+Ints = NDArray[np.int64]
+Ids = NDArray[np.int32]
+
+# The columns of an item. `OFFSET + p // block_size` is where `block_ids` names the block of position p.
+Q_LO, Q_LEN, OFFSET, KV_LO, KV_HI, SLOT = range(6)
+
+
+@dataclass(frozen=True, slots=True)
+class Worklist:
+    """One step's items, for all layers of one window.
+
+    An item: rows Q_LO ... Q_LO + Q_LEN of q attend to positions KV_LO ... KV_HI (exclusive), where the causal mask
+    and the window allow it. SLOT -1: nobody else attends for these rows, the result is final. Otherwise the result
+    is partial and goes to rows SLOT ... SLOT + Q_LEN of the partials. Each list holds its longest items first.
+    """
+
+    wide: Ids  # [num_wide, 6]
+    narrow: Ids  # [num_narrow, 6], at most Rules.narrow_rows rows x group
+    block_ids: Ids  # [num_ids], the sequences' blocks one after another
+    positions: Ids  # [num_tokens], of each row of q in its sequence
+    merges: Merges
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the next step may go on from."""
+
+    q_lens: Ints
+    kv_lens: Ints
+    table: Ids
+    segments: Segments
+    items: Items
+    merges: Merges
+
+
+class Planner:
+    """Plans step after step; where the same sequences decode one more token, only what changed is made anew."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._last: _Step | None = None
+
+    def plan(self, work: Work) -> Worklist:
+        """The table must lie on the host and hold every sequence in an order that brings shared prefixes together.
+
+        Any order is correct: sequences that are not neighbours just do not share.
+        """
+        assert work.block_size == self.rules.block_size, (work.block_size, self.rules.block_size)
+        q_lens, kv_lens = np.array(work.q_lens, np.int64), np.array(work.kv_lens, np.int64)
+        table: Ids = work.block_table.numpy()
+        assert table.dtype == np.int32, table.dtype
+        assert len(table) == len(q_lens) == len(kv_lens), (table.shape, len(q_lens), len(kv_lens))
+        assert ((q_lens > 0) & (kv_lens >= q_lens)).all(), (q_lens, kv_lens)
+        positions = _positions(q_lens, kv_lens)
+        last = self._last
+        if last is not None and _goes_on(last, q_lens, kv_lens, table, self.rules.block_size):
+            segments = replace(last.segments, kv_hi=last.segments.kv_hi + last.segments.is_leaf)
+            items = None if self.rules.window is not None else _grown(last.items, self.rules)
+        else:
+            segments, items = _segments(q_lens, kv_lens, table, self.rules), None
+        if items is not None and last is not None:
+            merges = last.merges
+        else:
+            items = cut(segments, positions, self.rules)
+            merges = merges_of(items)
+        self._last = _Step(q_lens, kv_lens, table.copy(), segments, items, merges)
+        return _worklist(items, merges, positions, kv_lens, table, self.rules)
+
+
+def _positions(q_lens: Ints, kv_lens: Ints) -> Ints:
+    """[num_tokens]."""
+    starts = np.cumsum(q_lens) - q_lens
+    positions: Ints = np.arange(q_lens.sum()) + np.repeat(kv_lens - q_lens - starts, q_lens)
+    return positions
+
+
+def _goes_on(last: _Step, q_lens: Ints, kv_lens: Ints, table: Ids, block_size: int) -> bool:
+    """Whether each sequence of the last step, with one query then and now, is one token longer in the same blocks."""
+    if len(q_lens) != len(last.q_lens) or not ((q_lens == 1) & (last.q_lens == 1)).all():
+        return False
+    if not np.array_equal(kv_lens, last.kv_lens + 1):
+        return False
+    width = min(table.shape[1], last.table.shape[1])
+    used = -(-last.kv_lens // block_size)
+    same = table[:, :width] == last.table[:, :width]
+    return bool((same | (np.arange(width) >= used[:, None])).all())
+
+
+def _grown(items: Items, rules: Rules) -> Items | None:
+    """The items of a decode step with one token more in each last piece; None where a piece becomes full."""
+    kv_hi = items.kv_hi + items.is_last
+    lengths = np.where(items.is_wide, rules.wide_piece, rules.narrow_piece)
+    if (kv_hi > (items.kv_lo // lengths + 1) * lengths).any():
+        return None
+    return replace(items, kv_hi=kv_hi)
+
+
+def _segments(q_lens: Ints, kv_lens: Ints, table: Ids, rules: Rules) -> Segments:
+    """The shared nodes that pay, and for each sequence a leaf with what no node covers; level by level of the tree."""
+    num = len(q_lens)
+    rows = np.concatenate([[0], np.cumsum(q_lens)])
+    shared = _shared_lens(kv_lens - q_lens, table, rules)
+    first, end, covered = np.array([0]), np.array([num]), np.array([0])
+    found: list[tuple[Ints, Ints, Ints, Ints]] = []
+    while len(first):
+        leaf = end - first == 1
+        found.append((first[leaf], end[leaf], covered[leaf], kv_lens[first[leaf]]))
+        first, end, covered = first[~leaf], end[~leaf], covered[~leaf]
+        if not len(first):
+            break
+        ranges = np.stack([first, end - 1], axis=1).ravel()
+        depth = np.minimum.reduceat(shared, ranges)[::2]
+        seen_from = covered
+        if rules.window is not None:
+            oldest = np.minimum.reduceat(np.append(kv_lens - q_lens, 0), np.stack([first, end], 1).ravel())[::2]
+            seen_from = np.maximum(covered, oldest - rules.window + 1)
+        pays = (depth - seen_from >= rules.min_shared_len) & (
+            (rows[end] - rows[first]) * rules.group >= rules.min_shared_rows
+        )
+        found.append((first[pays], end[pays], covered[pays], depth[pays]))
+        covered = np.where(pays, depth, covered)
+        # Children begin where neighbours share no more than this node.
+        gaps = end - 1 - first
+        owner = np.repeat(np.arange(len(first)), gaps)
+        gap = np.arange(gaps.sum()) - np.repeat(np.cumsum(gaps) - gaps, gaps) + first[owner]
+        parting = shared[gap] == depth[owner]
+        num_children = np.bincount(owner[parting], minlength=len(first)) + 1
+        starts = gap[parting] + 1
+        first, end = np.sort(np.concatenate([first, starts])), np.sort(np.concatenate([end, starts]))
+        covered = np.repeat(covered, num_children)
+    firsts, ends, lo, hi = (np.concatenate(column) for column in zip(*found, strict=True))
+    return Segments(firsts, rows[firsts], rows[ends] - rows[firsts], lo, hi, ends - firsts == 1)
+
+
+def _shared_lens(contexts: Ints, table: Ids, rules: Rules) -> Ints:
+    """[num_sequences]: the tokens each sequence shares with the next one, in whole blocks before either's queries.
+
+    The last entry is a sentinel. A leaf is never empty, because its own queries are never shared.
+    """
+    if not rules.shares_prefixes or len(contexts) < 2:
+        return np.zeros(len(contexts), np.int64)
+    differ = np.ones((len(table) - 1, table.shape[1] + 1), bool)
+    np.not_equal(table[1:], table[:-1], out=differ[:, :-1])
+    num_equal = differ.argmax(axis=1)
+    most = np.minimum(contexts[1:], contexts[:-1]) // rules.block_size
+    return np.append(np.minimum(num_equal, most) * rules.block_size, 0)
+
+
+def _worklist(
+    items: Items,
+    merges: Merges,
+    positions: Ints,
+    kv_lens: Ints,
+    table: Ids,
+    rules: Rules,
+) -> Worklist:
+    num_blocks = -(-kv_lens // rules.block_size)
+    offsets = np.cumsum(num_blocks) - num_blocks
+    columns = (items.q_lo, items.q_len, offsets[items.sequence], items.kv_lo, items.kv_hi, items.slot)
+    listed = np.stack(columns, axis=1).astype(np.int32)
+    listed = listed[np.argsort(items.kv_lo - items.kv_hi, kind="stable")]
+    is_narrow = listed[:, Q_LEN] * rules.group <= rules.narrow_rows
+    block_ids = table[np.arange(table.shape[1]) < num_blocks[:, None]]
+    assert len(block_ids) == num_blocks.sum(), "the table is narrower than a sequence is long"
+    return Worklist(
+        listed[~is_narrow], listed[is_narrow], block_ids, positions.astype(np.int32), merges, len(merges.slots)
+    )

@@ -1,0 +1,54 @@
+"""Random steps for attention: shuffled, partly shared blocks in a pool that is NaN wherever nobody reads."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from batchrun_kernels import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Heads and sizes of a layer; no size is a power of two unless a test wants it."""
+
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 24
+    value_dim: int = 24
+    block_size: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    q: Tensor  # float32 [num_tokens, heads, head_dim]
+    keys: Tensor  # float32 [num_blocks, block_size, kv_heads, head_dim]
+    values: Tensor  # float32 [num_blocks, block_size, kv_heads, value_dim]
+    work: Work
+
+
+def make_step(
+    lens: tuple[tuple[int, int], ...],  # (q_len, kv_len) of each sequence
+    shape: Shape,
+    *,
+    shared: tuple[int, ...] = (),  # blocks each sequence but the first has in common with the one before it
+    seed: int = 0,
+) -> Step:
+    random = torch.Generator().manual_seed(seed)
+    size = shape.block_size
+    num_blocks = [math.ceil(kv_len / size) for _, kv_len in lens]
+    ids = iter(torch.randperm(sum(num_blocks) + 5, generator=random).tolist())
+    table = torch.full((len(lens), max(num_blocks)), -1, dtype=torch.int32)
+    keys = torch.full((sum(num_blocks) + 5, size, shape.kv_heads, shape.head_dim), math.nan)
+    values = torch.full((sum(num_blocks) + 5, size, shape.kv_heads, shape.value_dim), math.nan)
+    for row, (_, kv_len) in enumerate(lens):
+        kept = shared[row - 1] if row and shared else 0
+        table[row, :kept] = table[row - 1, :kept]
+        for at in range(kept, num_blocks[row]):
+            block, filled = next(ids), min(size, kv_len - at * size)
+            table[row, at] = block
+            keys[block, :filled] = torch.randn(filled, shape.kv_heads, shape.head_dim, generator=random)
+            values[block, :filled] = torch.randn(filled, shape.kv_heads, shape.value_dim, generator=random)
+    q = torch.randn(sum(q_len for q_len, _ in lens), shape.heads, shape.head_dim, generator=random)
+    return Step(q, keys, values, Work(tuple(q for q, _ in lens), tuple(kv for _, kv in lens), table, size))
