@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -118,35 +119,38 @@ def test_commit_whose_name_cannot_be_synced_is_not_repeated_under_the_next_numbe
         assert store.done(0).tolist() == [0]
 
 
-@pytest.fixture
+@contextmanager
 def full_disk():
-    """A disk on which no file grows beyond 4 KiB: the system's own refusal in the middle of a write."""
+    """A disk on which no file grows beyond 4 KiB: the system's own refusal in the middle of a write.
+
+    Only while it must be: the limit is the whole process's, the test report's own file included.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_full_disk_fails_a_commit_with_the_remedy_and_gives_its_space_back(bench, request):
+def test_full_disk_fails_a_commit_with_the_remedy_and_gives_its_space_back(bench):
     with bench.working() as store:
         store.done(0)
         incompressible = bench.results(range(4000))
-        request.getfixturevalue("full_disk")
 
-        with pytest.raises(StorageFailed, match="free some space, then run the same command again"):
+        with full_disk(), pytest.raises(StorageFailed, match="free some space, then run the same command again"):
             store.commit(0, incompressible)
 
         assert list(store.at.tmp.iterdir()) == []
         assert store.done(0).tolist() == []
 
 
-def test_full_disk_fails_a_publication_and_out_stays_absent(bench, inputs, request):
+def test_full_disk_fails_a_publication_and_out_stays_absent(bench, inputs):
     with bench.working() as store:
         bench.commit(store, 0, range(4000))
         batches = inputs(4000)
-        request.getfixturevalue("full_disk")
 
-        with pytest.raises(StorageFailed, match="free some space"):
+        with full_disk(), pytest.raises(StorageFailed, match="free some space"):
             bench.publish(store, batches)
 
         assert not bench.out.exists()
