@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from batchrun.api import plan as plan
     from batchrun.api import submit as submit
     from batchrun.engine.request import SamplingParams as SamplingParams
+    from batchrun.errors import BatchrunError as BatchrunError
     from batchrun.job import Job as Job
 
 _HOMES = {
+    "BatchrunError": "batchrun.errors",
     "Job": "batchrun.job",
     "SamplingParams": "batchrun.engine.request",
     "generate": "batchrun.api",
     "submit": "batchrun.api",
 }
-__all__ = ["Job", "SamplingParams", "__version__", "generate", "plan", "submit"]
+__all__ = ["BatchrunError", "Job", "SamplingParams", "__version__", "generate", "plan", "submit"]
 
 
 class _Package(ModuleType):

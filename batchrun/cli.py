@@ -62,6 +62,9 @@ class Batchrun(click.Group):
             return complain(error)
         except click.NoSuchOption as error:
             return complain(UsageError(_no_such_option(error)))
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+            return UsageError.exit_code
         except click.ClickException as error:
             return complain(UsageError(error.format_message()))
         except (click.Abort, KeyboardInterrupt):
@@ -91,7 +94,7 @@ def batchrun() -> None:
 
     \b
     Example:
-      batchrun submit reviews.parquet --prompt-col text --max-tokens 64 -o out/reviews
+      batchrun submit reviews.parquet --prompt-col body --max-tokens 64 -o out/reviews
     """
 
 

@@ -34,7 +34,7 @@ def plan(**given: Any) -> None:
 
     \b
     Example:
-      batchrun plan reviews.parquet --prompt-col text -o out/reviews
+      batchrun plan reviews.parquet --prompt-col body -o out/reviews
     """
     console, job = load_console(given), load_job(given)
 
@@ -53,7 +53,7 @@ def submit(**given: Any) -> None:
 
     \b
     Example:
-      batchrun submit reviews.parquet --prompt-col text --max-tokens 64 -o out/reviews
+      batchrun submit reviews.parquet --prompt-col body --max-tokens 64 -o out/reviews
     """
     console, job = load_console(given), load_job(given)
 

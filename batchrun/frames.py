@@ -21,11 +21,12 @@ def write(dataset: Any, path: Path) -> None:
 
 
 def read_like(dataset: T, folder: Path) -> T:
-    """The Parquet files of `folder` as the kind of table that `dataset` is."""
+    """The Parquet files of `folder` as the kind of table that `dataset` is, row for row (a DataFrame's index too)."""
     table = pa.concat_tables([pq.read_table(file) for file in sorted(folder.glob("*.parquet"))])
     result: Any = table
     if _is(dataset, "pandas", "DataFrame"):
-        result = table.to_pandas()
+        frame: Any = dataset
+        result = table.to_pandas().set_axis(frame.index)
     elif _is(dataset, "datasets", "Dataset"):
         result = sys.modules["datasets"].Dataset(table)
     return result  # type: ignore[no-any-return]

@@ -110,7 +110,7 @@ class Job(BaseModel):
     template: str | None = option(
         "Prompts", None, "Jinja2 prompt over the row's columns (file or text).", "FILE|STRING"
     )
-    system: str | None = option("Prompts", None, "System message before every prompt.")
+    system: str | None = option("Prompts", None, "System message before every prompt that has none.")
     chat: Literal["auto", "on", "off"] = option("Prompts", "auto", "Apply the model's chat template.")
     id_col: str | None = option("Prompts", None, "Column that identifies a row; must be unique.", "COLUMN")
     params_col: str | None = option("Prompts", None, "Column with a row's own sampling parameters.", "COLUMN")
@@ -213,6 +213,8 @@ class Job(BaseModel):
             raise ValueError("--messages-col needs a chat template, so it cannot go with --chat off")
         if self.chat == "off" and self.chat_template is not None:
             raise ValueError("--chat-template cannot go with --chat off")
+        if "" in self.stop:
+            raise ValueError("--stop '' would end every answer at once; leave it out")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"--min-tokens {self.min_tokens} is more than --max-tokens {self.max_tokens}")
         if self.preemption == "swap" and self.swap_space == 0:

@@ -22,7 +22,7 @@ from batchrun.job import Job
 from batchrun.observe.events import Event, Finished, Observe, RunProgress
 from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, load_plan, make_plan
-from batchrun.plan.source import InputFiles, expand, fingerprint, scan
+from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
 from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
 from batchrun.store.store import Store
@@ -47,8 +47,10 @@ class _Opened:
     @property
     def kept(self) -> pa.Schema:
         """The input's columns that the result keeps."""
-        schema = self.files.schema
-        return schema if self.job.keep_cols is None else pa.schema([schema.field(n) for n in self.job.keep_cols])
+        schema, names = self.files.schema, self.job.keep_cols
+        if names is None:
+            return schema
+        return pa.schema([require_column(schema, name, "--keep-cols") for name in names])
 
 
 def plan(job: Job, observe: Observe) -> Plan:
@@ -136,7 +138,7 @@ def _planned(opened: _Opened, observe: Observe) -> Plan:
 
 @contextmanager
 def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
-    """`observe`, and what `status` shows of this process; at the end how it ended."""
+    """`observe`, and what `status` shows of this process; in the end how it ended."""
     latest: dict[str, object] = {"status": "in_progress"}
     written_at = float("-inf")
 
@@ -153,7 +155,7 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
     ending = "failed"
     try:
         yield record
-        ending = "cancelled"
+        ending = "finalizing" if latest.get("rows_done") == latest.get("rows_total") else "cancelled"
     finally:
         try:
             store.write_progress(latest | {"status": ending})

@@ -184,6 +184,9 @@ class Worker:
         work = summary.unique_prompt_tokens + round(
             summary.num_unique * self._engine.mean_output_len(self._task.sampling)
         )
+        if tally.num_done == summary.num_rows:
+            # The end is known: what was expected of outputs no longer matters.
+            work = counters.computed_tokens - counters.recomputed_tokens
         done_before = work * tally.num_before // max(summary.num_rows, 1)
         self._observe(
             RunProgress(

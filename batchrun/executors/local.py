@@ -1,5 +1,6 @@
 """One engine in this process: builds it for the job's model and device, and lets a worker run the plan through it."""
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from batchrun.store.store import Store
 from batchrun.tasks.generate import GenerateTask
 from batchrun.worker import Pace, Worker
 
+_log = logging.getLogger(__name__)
 _ECHO_POOL_BYTES = 64 << 20
 _ECHO_HOST_BYTES = 16 << 20
 
@@ -54,6 +56,7 @@ def run(job: Job, plan: Plan, checkpoint: Checkpoint, store: Store, observe: Obs
         checkpoint, tokenizer=job.tokenizer, chat_template=None, trust_remote_code=job.trust_remote_code
     )
     max_model_len = min(job.max_model_len or spec.max_model_len, spec.max_model_len)
+    _log.info("loading %s", spec.name)
     runner = _build_runner(job, checkpoint)
     engine = Engine(_configure(job, runner, spec.eos_token_ids), runner, tokenizer.decode)
     task = GenerateTask(job, tokenizer, max_model_len)

@@ -47,6 +47,9 @@ def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
     at.require_job()
     planned, done = num_planned(at), counts.total(at.list_parts())
     if not at.is_complete:
+        if at.out.exists() and planned is not None and done.rows >= planned:
+            problem = f"{out} has lost files; move it away and run the same command again: every row's result is kept"
+            return VerifyReport(str(out), done.rows, planned, done.failed, 0, (problem,))
         of = "an unknown number of" if planned is None else planned
         problem = f"{out} is not complete: {done.rows} of {of} rows have a result; run the same command again"
         return VerifyReport(str(out), done.rows, planned, done.failed, 0, (problem,))
@@ -57,6 +60,8 @@ def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
         scan.problems.append(f"{path} is not part of the result; move it away")
     if planned is not None and scan.next_row != planned:
         scan.problems.append(f"{scan.next_row} rows instead of the {planned} that were planned")
+    if scan.problems:
+        scan.problems.append(f"move {out} away and run the same command again: every row's result is kept")
     return VerifyReport(str(out), scan.num_rows, planned, done.failed, scan.num_files, tuple(scan.problems))
 
 

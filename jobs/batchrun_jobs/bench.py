@@ -49,7 +49,10 @@ def main(
 ) -> None:
     """Time several ways of answering the rows of SOURCE and print a table."""
     with tempfile.TemporaryDirectory() as folder:
-        work = Work.prepare(source, prompt_col, len_col, Path(folder), model, batch_size)
+        try:
+            work = Work.prepare(source, prompt_col, len_col, Path(folder), model, batch_size)
+        except DataError as error:
+            raise click.ClickException(str(error)) from error
         runs: dict[str, list[Measured]] = {way: [] for way in ways}
         for _ in range(repeat):
             for way in ways:

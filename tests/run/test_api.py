@@ -29,7 +29,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "table",
     [
-        pytest.param(pd.DataFrame({"prompt": PROMPTS, "n": range(4)}), id="pandas"),
+        pytest.param(pd.DataFrame({"prompt": PROMPTS, "n": range(4)}, index=[7, 5, 3, 1]), id="pandas"),
         pytest.param(datasets.Dataset.from_dict({"prompt": PROMPTS, "n": list(range(4))}), id="datasets"),
         pytest.param(pa.table({"prompt": PROMPTS, "n": list(range(4))}), id="arrow"),
     ],
@@ -37,6 +37,8 @@ def cache(tmp_path, monkeypatch):
 def test_generate_gives_back_the_kind_it_was_given(table):
     answered = br.generate(table, **OPTIONS)
     assert type(answered) is type(table)
+    if isinstance(answered, pd.DataFrame):
+        assert answered.index.tolist() == [7, 5, 3, 1]
     as_arrow = answered if isinstance(answered, pa.Table) else pa.table({n: list(answered[n]) for n in ("n", "text")})
     assert as_arrow.column("n").to_pylist() == [0, 1, 2, 3]
     assert as_arrow.column("text").to_pylist() == answers()
