@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from batchrun.engine.request import TokenIds
 from batchrun.engine.sequence import Sequence
 
 
@@ -22,6 +23,20 @@ class Item:
     start: int
     num_tokens: int
     samples: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def context(self) -> TokenIds:
+        """int32 [end]: the sequence's tokens up to the item's last one."""
+        return self.sequence.tokens[: self.end]
+
+    @property
+    def output_len(self) -> int:
+        """Tokens that the sequence had generated before this step."""
+        return self.end - self.sequence.prompt_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,10 @@ class ScheduledBatch:
     slot_copies: tuple[tuple[int, int], ...] = ()
 
     @property
+    def is_empty(self) -> bool:
+        return not (self.items or self.swap_outs or self.swap_ins)
+
+    @property
     def num_tokens(self) -> int:
         return sum(item.num_tokens for item in self.items)
 
@@ -68,17 +87,42 @@ class ScheduledBatch:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens chosen in a step, one for each of `ScheduledBatch.sampled`, in that order."""
+    """The tokens chosen in a step, one for each of `ScheduledBatch.sampled`, in that order.
+
+    `swap_bytes` took `swap_seconds`: copies that ended since the last step that reported any. `was_split`: there was
+    not the memory to compute the step at once.
+    """
 
     tokens: NDArray[np.int32]  # [num_sampled]
     swap_bytes: int = 0
     swap_seconds: float = 0.0
+    was_split: bool = False
+
+
+class Launched(Protocol):
+    """A step that a device has begun, or ended."""
+
+    def wait(self) -> Sampled:
+        """Returns when the sampled tokens are on the host; raises EngineFailed when logits are not finite."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A step that was over when its launch returned."""
+
+    sampled: Sampled
+
+    def wait(self) -> Sampled:
+        return self.sampled
 
 
 class Runner(Protocol):
     """Carries out a step: the seam between the scheduler's integers and a model's tensors.
 
-    `num_blocks` pool blocks of `block_size` tokens and `num_host_slots` block-sized places on the host exist.
+    `num_blocks` pool blocks of `block_size` tokens and `num_host_slots` block-sized places on the host exist. Steps
+    are carried out in the order of their launches. With `overlaps`, one step may be launched before the last one was
+    waited for: a token that is pending on the host is taken from what the last step sampled.
     """
 
     block_size: int
@@ -86,7 +130,8 @@ class Runner(Protocol):
     num_host_slots: int
     block_bytes: int
     is_gpu: bool
+    overlaps: bool
 
-    def execute(self, batch: ScheduledBatch) -> Sampled:
-        """Swap, compute and sample; returns when the sampled tokens are on the host."""
+    def launch(self, batch: ScheduledBatch) -> Launched:
+        """Swap, compute and sample. All that the step needs is read before it returns."""
         ...
