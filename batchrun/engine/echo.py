@@ -50,13 +50,10 @@ class EchoRunner:
 
     def launch(self, batch: ScheduledBatch) -> Ended:
         """Swaps, writes every token of the step, copies slots, and only then reads."""
-        num_swapped = 0
         for out in batch.swap_outs:
             self._host[list(out.host_slots)] = self._pool[list(out.blocks)]
-            num_swapped += len(out.blocks)
         for back in batch.swap_ins:
             self._pool[list(back.blocks)] = self._host[list(back.host_slots)]
-            num_swapped += len(back.blocks)
         slots = self._pool.reshape(-1)
         for item in batch.items:
             self._write(slots, item)
@@ -64,7 +61,7 @@ class EchoRunner:
             slots[destination] = slots[source]
         self._sampled = {item.sequence: self._next(item) for item in batch.sampled}
         tokens = np.array(list(self._sampled.values()), dtype=np.int32)
-        return Ended(Sampled(tokens, swap_bytes=num_swapped * self.block_bytes))
+        return Ended(Sampled(tokens, swap_bytes=batch.num_swapped * self.block_bytes))
 
     def _write(self, slots: NDArray[np.int64], item: Item) -> None:
         positions = np.arange(item.start, item.end)

@@ -102,7 +102,11 @@ class Model:
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Logits [num_sampled, vocab]; writes the batch's keys and values to the cache on the way."""
-        return run_packed(self._module, batch, cache)
+        return self.forward_planned(cache, batch, cache.attention.plan(batch.work))
+
+    def forward_planned(self, cache: KVCache, batch: ForwardBatch, plan: Any) -> Tensor:
+        """The same with the attention's plan for the batch, which may be made beforehand."""
+        return run_packed(self._module, batch, cache, plan)
 
 
 def _has_fused_modules(place: Tensor) -> bool:

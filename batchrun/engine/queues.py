@@ -80,13 +80,15 @@ class _CudaEvent:
         self.event = event
 
     def is_over(self) -> bool:
-        return self.event.query()
+        is_over: bool = self.event.query()  # type: ignore[no-untyped-call]
+        return is_over
 
     def wait(self) -> None:
         self.event.synchronize()
 
     def seconds_until(self, later: "_CudaEvent") -> float:
-        return self.event.elapsed_time(later.event) / 1000
+        milliseconds: float = self.event.elapsed_time(later.event)
+        return milliseconds / 1000
 
 
 class CudaQueue:
@@ -100,7 +102,7 @@ class CudaQueue:
             work()
 
     def record(self) -> _CudaEvent:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return _CudaEvent(event)
 
@@ -120,7 +122,15 @@ def queues_of(device: torch.device) -> Queues:
     """The compute queue is the stream that is current now."""
     if device.type != "cuda":
         return Queues(AtOnce(), AtOnce())
-    return Queues(CudaQueue(torch.cuda.current_stream(device)), CudaQueue(torch.cuda.Stream(device)))
+    return Queues(CudaQueue(torch.cuda.current_stream(device)), CudaQueue(torch.cuda.Stream(device)))  # type: ignore[no-untyped-call]
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The tensor on the host, once what the current stream was given so far is done; on a CPU the tensor itself."""
+    if not tensor.is_cuda:
+        return tensor
+    copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copied.copy_(tensor, non_blocking=True)
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:

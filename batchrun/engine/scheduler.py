@@ -142,8 +142,7 @@ class Scheduler:
             item.sequence.num_computed = item.end
             if item.samples:
                 item.sequence.expect()
-        for swap in (*batch.swap_outs, *batch.swap_ins):
-            self.counters.swapped_bytes += len(swap.blocks) * self.config.block_bytes
+        self.counters.swapped_bytes += batch.num_swapped * self.config.block_bytes
 
     def update(self, batch: ScheduledBatch, sampled: Sampled, find_stop: FindStop) -> list[Completion]:
         """Takes in a step's tokens; the rows that are finished by them. `find_stop` sees each extended sequence.

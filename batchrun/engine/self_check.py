@@ -55,6 +55,7 @@ class _Witness:
 
     def __init__(self, attention: Attention) -> None:
         self.name, self.features, self.layout = attention.name, attention.features, attention.layout
+        self.supports_graphs = False
         self.masks: list[Mask] = []
         self._attention = attention
 
@@ -129,7 +130,7 @@ def _packed_logits(
         items = tuple(Item(one, start, num, samples=late) for one, (start, num) in zip(sequences, spans, strict=True))
         batch = pack(ScheduledBatch(items), _BLOCK_SIZE, place.device)
         batch = replace(batch, sampled=torch.arange(batch.input_ids.shape[1], device=place.device))
-        logits = run_packed(module, batch, cache)
+        logits = run_packed(module, batch, cache, witness.plan(batch.work))
         for own, part in zip(parts, torch.split(logits, [num for _, num in spans]), strict=True):
             own.append(part)
     return [torch.cat(own) for own in parts], cache

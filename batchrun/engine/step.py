@@ -1,6 +1,6 @@
 """One step's work as the scheduler decides it: integers only, no tensor and no text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -76,6 +76,11 @@ class ScheduledBatch:
         return not (self.items or self.swap_outs or self.swap_ins)
 
     @property
+    def num_swapped(self) -> int:
+        """Blocks, each way."""
+        return sum(len(out.blocks) for out in self.swap_outs) + sum(len(back.blocks) for back in self.swap_ins)
+
+    @property
     def num_tokens(self) -> int:
         return sum(item.num_tokens for item in self.items)
 
@@ -83,6 +88,25 @@ class ScheduledBatch:
     def sampled(self) -> tuple[Item, ...]:
         """The items that sample a token, in the order of `items`."""
         return tuple(item for item in self.items if item.samples)
+
+    def halves(self) -> "tuple[ScheduledBatch, ScheduledBatch]":
+        """Two steps that compute one after another what this one computes; swaps are left out.
+
+        Items only read what items before them write. Slots are copied in both steps: what the first one copies too
+        early, nobody reads before the second one.
+        """
+        assert self.num_tokens > 1, "a token cannot be halved"
+        first, second, left = [], [], self.num_tokens // 2
+        for item in self.items:
+            taken = min(item.num_tokens, left)
+            left -= taken
+            if 0 < taken < item.num_tokens:
+                first.append(replace(item, num_tokens=taken, samples=False))
+                second.append(replace(item, start=item.start + taken, num_tokens=item.num_tokens - taken))
+            else:
+                (first if taken else second).append(item)
+        copies = self.slot_copies
+        return ScheduledBatch(tuple(first), slot_copies=copies), ScheduledBatch(tuple(second), slot_copies=copies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class Attention(Protocol):
     name: str
     features: frozenset[Feature]
     layout: Layout
+    supports_graphs: bool  # its plans have a `shape` and can be refilled, and attending waits for nothing
 
     def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
         """Whether it can attend to such keys and values."""

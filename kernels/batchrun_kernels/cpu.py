@@ -45,6 +45,7 @@ class GatherAttention:
 
     name = "torch"
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
+    supports_graphs = False
     layout: Layout = SlotMajor()
 
     def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:

@@ -113,6 +113,7 @@ class NativeAttention:
 
     name = "c"
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
+    supports_graphs = False
     layout: Layout = ColumnKeys()
 
     def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:

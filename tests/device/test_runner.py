@@ -67,7 +67,7 @@ def run(runner: TorchRunner, sequences: list[Sequence], budget: int) -> None:
                 items.append(next_item(sequence, left))
                 left -= items[-1].num_tokens
         batch = ScheduledBatch(tuple(items))
-        advance(batch, runner.execute(batch))
+        advance(batch, runner.launch(batch).wait())
 
 
 @pytest.mark.parametrize("budget", [1, 7, 111])
@@ -85,18 +85,18 @@ def test_a_swapped_row_goes_on_with_identical_tokens(module: Any, runner: TorchR
     blocks = Blocks(runner.num_blocks)
     moved = make_sequence(0, prompts[1], blocks.take(7))
     first = ScheduledBatch((next_item(moved, 99),))
-    advance(first, runner.execute(first))
+    advance(first, runner.launch(first).wait())
     other = make_sequence(1, prompts[2], [*moved.block_table[:5], *blocks.take(3)])
     host_slots = (6, 2, 0, 1, 4)
     batch = ScheduledBatch((next_item(other, 99),), swap_outs=(SwapOut(tuple(moved.block_table[:5]), host_slots),))
-    sampled = runner.execute(batch)
+    sampled = runner.launch(batch).wait()
     advance(batch, sampled)
     assert sampled.swap_bytes == 5 * runner.block_bytes
     assert sampled.swap_seconds > 0
     moved.block_table = blocks.take(7)
     back = SwapIn(host_slots, tuple(moved.block_table[:5]))
     batch = ScheduledBatch((next_item(moved, 1), next_item(other, 1)), swap_ins=(back,))
-    advance(batch, runner.execute(batch))
+    advance(batch, runner.launch(batch).wait())
     run(runner, [moved, other], budget=8)
     assert [list(moved.output_ids), list(other.output_ids)] == [generate(module, ids) for ids in prompts[1:]]
 
@@ -118,17 +118,17 @@ def test_blocks_swapped_out_and_in_by_one_step_pass_through_the_host(runner: Tor
 
 def test_a_step_in_which_no_row_ends_samples_nothing(runner: TorchRunner) -> None:
     sequence = make_sequence(0, make_prompts()[1], [1, 2, 3, 4, 5])
-    sampled = runner.execute(ScheduledBatch((next_item(sequence, 16),)))
+    sampled = runner.launch(ScheduledBatch((next_item(sequence, 16),))).wait()
     assert sampled.tokens.tolist() == []
 
 
 def test_stop_tokens_are_held_back_until_min_tokens(runner: TorchRunner) -> None:
     free = make_sequence(0, make_prompts()[1], list(range(9)))
     batch = ScheduledBatch((next_item(free, 99),))
-    best = int(runner.execute(batch).tokens[0])
+    best = int(runner.launch(batch).wait().tokens[0])
     held = make_sequence(0, make_prompts()[1], list(range(9)), SamplingParams(min_tokens=1, stop_token_ids=(best,)))
     batch = ScheduledBatch((next_item(held, 99),))
-    assert int(runner.execute(batch).tokens[0]) != best
+    assert int(runner.launch(batch).wait().tokens[0]) != best
 
 
 def test_facts_say_what_was_laid_out(runner: TorchRunner, head_dim: int) -> None:

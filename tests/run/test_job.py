@@ -140,7 +140,7 @@ def test_a_stop_saves_finished_rows_and_unfinished_tokens(echo_job):
 
 def test_an_engine_that_fails_loses_no_finished_row(echo_job, monkeypatch):
     """And the tokens of the unfinished rows are kept: the next run needs fewer steps than the first would have."""
-    job, execute, steps = echo_job(200), EchoRunner.execute, []
+    job, execute, steps = echo_job(200), EchoRunner.launch, []
 
     def fail_at_last(self, batch):
         steps.append(batch)
@@ -148,7 +148,7 @@ def test_an_engine_that_fails_loses_no_finished_row(echo_job, monkeypatch):
             raise EngineFailed("the device is gone")
         return execute(self, batch)
 
-    monkeypatch.setattr(EchoRunner, "execute", fail_at_last)
+    monkeypatch.setattr(EchoRunner, "launch", fail_at_last)
     with pytest.raises(EngineFailed, match="the device is gone"):
         job.submit(max_num_seqs=8)
     outcome = job.submit(max_num_seqs=8)
