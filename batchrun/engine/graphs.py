@@ -1,7 +1,7 @@
 """Decode steps as device graphs: hundreds of kernels launched as one, once a step of the same shape was recorded.
 
-A graph replays the same kernels on the same memory. So steps are padded to a few sizes, and a step's tokens and plan are
-copied over those that the graph was recorded with.
+A graph replays the same kernels on the same memory. So steps are padded to a few sizes, and a step's tokens and plan
+are copied over those that the graph was recorded with.
 """
 
 import logging
@@ -68,7 +68,7 @@ class StepGraphs:
         return len(self._graphs)
 
     def padding(self, batch: ScheduledBatch) -> Padding | None:
-        """How a step must be padded to be run here; None: it cannot be, being more than one token a row, or too many."""
+        """How a step must be padded to be run here; None: it cannot be, with more than a token a row, or too many."""
         num = len(batch.items)
         if self._record is None or batch.slot_copies or batch.num_tokens > num or num > _SIZES[-1]:
             return None

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-
 from torch import Tensor
 
 from batchrun.engine.batch import Samples, pack

@@ -1,9 +1,10 @@
 """Decides every step: which tokens of which sequences are computed, who enters, and who has to make room.
 
 There are no phases. A step spends a budget of tokens on closing the gap between what a sequence has and what is
-computed of it. A step counts as done once it is scheduled: the next one may be scheduled before its tokens are known. Knows token ids and integers; no tensor, text, clock or randomness. Work per step is O(running +
-admitted), whatever waits. Iteration-level scheduling follows Orca (Yu et al., OSDI 2022, section 3), paged blocks
-vLLM (Kwon et al., SOSP 2023, section 4).
+computed of it. It counts as done once it is scheduled: the next one may be scheduled before its tokens are known.
+Knows token ids and integers; no tensor, text, clock or randomness. Work per step is O(running + admitted), whatever
+waits. Iteration-level scheduling follows Orca (Yu et al., OSDI 2022, section 3), paged blocks vLLM (Kwon et al., SOSP
+2023, section 4).
 """
 
 from bisect import insort

@@ -12,7 +12,6 @@ import numpy as np
 from batchrun.engine.radix import Node
 from batchrun.engine.request import Request, TokenIds
 
-
 PENDING = -1  # stands for a token that is being sampled
 
 

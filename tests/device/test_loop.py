@@ -136,10 +136,10 @@ def make_requests(seed: int) -> list[Request]:
     for row in range(14):
         own = random.integers(8, VOCAB, int(random.integers(1, 14))).tolist()
         sampling = SamplingParams(
-            max_tokens=int(random.integers(1, 20)),
+            max_tokens=18 if row == seed else int(random.integers(1, 20)),
             temperature=float(random.choice([0.0, 0.0, 1.5])),
             top_p=float(random.choice([1.0, 0.8])),
-            repetition_penalty=1.3 if row == seed else 1.0,
+            frequency_penalty=1.9 if row == seed else 0.0,
             min_tokens=int(random.integers(0, 3)),
             stop=("a",) if row % 3 == 0 else (),
             seed=3,
