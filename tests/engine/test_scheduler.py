@@ -240,10 +240,12 @@ def test_a_row_that_left_for_the_host_and_turns_out_to_have_ended_gives_its_plac
         tokens = np.arange(row_idx * 50 + 10, row_idx * 50 + 16, dtype=np.int32)
         engine.add(Request(row_idx, tokens, SamplingParams(max_tokens=14)))
     land = launch(engine)[1]
-    while not engine.preempted:
+    finished = []
+    while not finished:
         following = launch(engine)[1]
         finished = land(2 if engine.preempted else 7)
         land = following
+    assert engine.counters.swap_preemptions == 1
     assert finished == [0, 1]
     assert land() == []
     assert not engine.has_work
