@@ -155,7 +155,7 @@ def test_the_tokens_are_those_of_the_plain_loop(model: Model, seed: int, way: st
     """A small pool, so that rows are preempted while their tokens are pending."""
     requests, record = make_requests(seed), Recorder()
     plain, _ = run(make_runner(model, 60, overlaps=False), requests)
-    runner = make_runner(model, 14, overlaps=way != "replayed", record=record if way != "overlapped" else None)
+    runner = make_runner(model, 12, overlaps=way != "replayed", record=record if way != "overlapped" else None)
     found, engine = run(runner, requests, preemption="swap" if seed % 2 else "recompute")
     assert found == plain
     assert len(found) == len(requests)
