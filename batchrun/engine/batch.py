@@ -50,7 +50,7 @@ def pack(batch: "ScheduledBatch", block_size: int, device: torch.device) -> Forw
         work=Work(
             q_lens=tuple(q_lens.tolist()),
             kv_lens=tuple(item.start + item.num_tokens for item in items),
-            block_table=_tensor(table, device),
+            block_table=torch.from_numpy(table),
             block_size=block_size,
         ),
     )
