@@ -65,29 +65,24 @@ def pack(
     """The tensors of a step with at least one item, on `device`; pending tokens are taken from `last`."""
     items = batch.items
     assert items, "a step without items has nothing to compute"
-    q_lens = np.fromiter((item.num_tokens for item in items), np.int64, len(items))
     table = _block_table(items, block_size)
-    positions = np.concatenate([np.arange(item.start, item.end) for item in items])
+    q_lens = np.fromiter((item.num_tokens for item in items), np.int64, len(items))
     owners = np.repeat(np.arange(len(items)), q_lens)
-    slots = table[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
     ids = np.concatenate([item.context[item.start :] for item in items])
-    last_tokens = np.cumsum(q_lens) - 1
-    sampled = last_tokens[np.fromiter((item.samples for item in items), np.bool_, len(items))]
+    positions = np.concatenate([np.arange(item.start, item.end) for item in items])
+    slots = table[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    sampled = (np.cumsum(q_lens) - 1)[[item.samples for item in items]]
     copies = np.array(batch.slot_copies, dtype=np.int64).reshape(-1, 2)
     pending = np.flatnonzero(ids == PENDING)
-    owners_of_pending = [items[owner].sequence for owner in owners[pending]]
+    assert last is not None or not len(pending), "tokens are pending, and nothing was sampled"
+    sources = [last.places[items[owner].sequence] for owner in owners[pending]] if last is not None else []
     if padding is not None:
-        ids, positions, slots = (
-            _padded(values, padding.num_tokens, fill)
-            for values, fill in ((ids, 0), (positions, 0), (slots, padding.slot))
-        )
-        sampled = _padded(sampled, padding.num_sampled, 0)
-    sources = [] if last is None else [last.places[sequence] for sequence in owners_of_pending]
+        ids, positions = _padded(ids, padding.num_tokens, 0), _padded(positions, padding.num_tokens, 0)
+        slots, sampled = _padded(slots, padding.num_tokens, padding.slot), _padded(sampled, padding.num_sampled, 0)
     columns = (ids, positions, slots, sampled, copies[:, 0], copies[:, 1], pending, np.array(sources, np.int64))
     buffer = to_device(np.concatenate(columns, dtype=np.int64), device)
     views = torch.split(buffer, [len(column) for column in columns])
-    if len(pending):
-        assert last is not None, "tokens are pending, and nothing was sampled"
+    if last is not None and len(pending):
         # What is not a token ends the job when the host sees it; until then it only must not be looked up.
         views[0][views[6]] = last.tokens[views[7]].clamp(min=0)
     return ForwardBatch(
@@ -101,7 +96,7 @@ def pack(
         work=Work(
             q_lens=tuple(q_lens.tolist()),
             kv_lens=tuple(item.end for item in items),
-            block_table=to_device(table, device),
+            block_table=torch.from_numpy(table),
             block_size=block_size,
         ),
     )

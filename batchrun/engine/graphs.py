@@ -9,31 +9,19 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from batchrun.engine.batch import ForwardBatch, Padding
 from batchrun.engine.step import ScheduledBatch
+from batchrun_kernels import GraphPlan
 
 # Sizes of padded steps, in tokens: at most a seventh more than there are, from 8 on.
 _SIZES = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 257, 32), 320, 384, 448, 512)
 _GRAPHS_AT_MOST = 96
 _log = logging.getLogger(__name__)
-
-
-class Plan(Protocol):
-    """An attention's plan for a step, as far as graphs need to know it."""
-
-    @property
-    def shape(self) -> Hashable:
-        """Equal for steps that the same kernels on the same sizes compute."""
-        ...
-
-    def refill(self, other: Any) -> None:
-        """Takes over what a plan of the same shape says, in the memory of this one."""
-        ...
 
 
 Forward = Callable[[ForwardBatch, Any], Tensor]
@@ -44,7 +32,7 @@ Record = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], None]]]
 @dataclass(frozen=True, slots=True)
 class _Graph:
     batch: ForwardBatch
-    plan: Plan
+    plan: GraphPlan
     logits: Tensor
     replay: Callable[[], None]
 
@@ -75,7 +63,7 @@ class StepGraphs:
         size = _SIZES[bisect_left(_SIZES, num)]
         return Padding(size, size, self._scratch_slot)
 
-    def run(self, batch: ForwardBatch, plan: Plan) -> Tensor:
+    def run(self, batch: ForwardBatch, plan: GraphPlan) -> Tensor:
         """Logits [num_sampled, vocab] of a padded step; they are overwritten by the next step."""
         shape = batch.input_ids.shape[1], plan.shape
         graph = self._graphs.get(shape)
@@ -96,7 +84,7 @@ class StepGraphs:
         graph.replay()
         return graph.logits
 
-    def _recorded(self, batch: ForwardBatch, plan: Plan, record: Record) -> _Graph | None:
+    def _recorded(self, batch: ForwardBatch, plan: GraphPlan, record: Record) -> _Graph | None:
         try:
             logits, replay = record(lambda: self._forward(batch, plan))
         except torch.OutOfMemoryError:

@@ -82,7 +82,7 @@ class Model:
         AttentionInterface.register(NAME, paged_attention)
         expected = expect(module)
         module.set_attn_implementation(NAME)
-        plain = GatherAttention()
+        plain = GatherAttention(expected.place.device)
         checked = check(module, expected, plain)
         place = expected.place
         try:

@@ -55,7 +55,7 @@ class _Witness:
 
     def __init__(self, attention: Attention) -> None:
         self.name, self.features, self.layout = attention.name, attention.features, attention.layout
-        self.supports_graphs = False
+        self.supports_graphs = attention.supports_graphs
         self.masks: list[Mask] = []
         self._attention = attention
 

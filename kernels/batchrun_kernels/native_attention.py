@@ -145,12 +145,14 @@ class NativeAttention:
         assert keys.shape == (len(values), kv_heads, key_dim, block_size), f"{tuple(keys.shape)}, {tuple(values.shape)}"
         assert keys.is_contiguous(), "a pool is contiguous"
         assert values.is_contiguous(), "a pool is contiguous"
-        assert (num_tokens, block_size) == (plan.num_tokens, plan.block_size), "a plan of another step"
+        assert num_tokens >= plan.num_tokens, f"{num_tokens} rows of {plan.num_tokens} tokens"
+        assert block_size == plan.block_size, f"blocks of {block_size}, planned for {plan.block_size}"
         assert num_heads % kv_heads == 0, f"{num_heads} heads for {kv_heads} kv heads"
         q = q.contiguous()
         sinks = None if mask.sinks is None else mask.sinks.float().contiguous()
         assert sinks is None or sinks.shape == (num_heads,), f"{mask.sinks} for {num_heads} heads"
         out = q.new_empty(num_tokens, num_heads, value_dim)
+        out[plan.num_tokens :] = 0
         arguments = _Arguments(
             q=q.data_ptr(),
             keys=keys.data_ptr(),

@@ -1,5 +1,6 @@
 """Which attention runs where; what an implementation lacks is refused by name, never ignored."""
 
+import importlib.util
 from collections.abc import Iterable
 
 import torch
@@ -24,11 +25,26 @@ def select(
     if kind not in ("cpu", "cuda"):
         raise UnsupportedError(f"no attention kernel for device {device}; there are cpu and cuda")
     layers = tuple(layers)
-    if kind == "cpu" and native.find() is not None:
-        fast = NativeAttention()
-        if needs <= fast.features and all(fast.fits(layer, dtype) for layer in layers):
-            return fast
-    attention = GatherAttention()
+    fast = _native() if kind == "cpu" else _triton(torch.device(device))
+    if fast is not None and needs <= fast.features and all(fast.fits(layer, dtype) for layer in layers):
+        return fast
+    attention = GatherAttention(torch.device(device))
     if lacking := needs - attention.features:
         raise UnsupportedError(f"the {attention.name} attention lacks {', '.join(sorted(lacking))}")
     return attention
+
+
+def _native() -> Attention | None:
+    return None if native.find() is None else NativeAttention()
+
+
+def _triton(device: torch.device) -> Attention | None:
+    """None without Triton, and for a GPU that the table of tiles has not."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from batchrun_kernels.triton.attention import TritonAttention
+
+    try:
+        return TritonAttention(device)
+    except UnsupportedError:
+        return None

@@ -31,7 +31,6 @@ EOS = 7
 @dataclass
 class ReplayablePlan:
     inner: GatherPlan
-    num_tokens: int
 
     @property
     def shape(self) -> int:
@@ -40,21 +39,19 @@ class ReplayablePlan:
 
     def refill(self, other: "ReplayablePlan") -> None:
         assert self.shape == other.shape
-        self.inner, self.num_tokens = other.inner, other.num_tokens
+        self.inner = other.inner
 
 
 class ReplayableAttention(GatherAttention):
-    """Torch's attention that bears padding, with plans that can be refilled."""
+    """Torch's attention, with plans that can be refilled."""
 
     supports_graphs = True
 
     def plan(self, work: Work) -> Any:
-        return ReplayablePlan(super().plan(work), sum(work.q_lens))
+        return ReplayablePlan(super().plan(work))
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: Any, mask: Mask) -> Tensor:
-        out = q.new_zeros(*q.shape[:2], values.shape[-1])
-        out[: plan.num_tokens] = super().attend(q[: plan.num_tokens], keys, values, plan.inner, mask)
-        return out
+        return super().attend(q, keys, values, plan.inner, mask)
 
 
 class Recorder:

@@ -35,6 +35,10 @@ TILES: dict[tuple[Architecture, int, int, Kind], Tile] = {
     ("sm_80", 256, 2, "narrow"): Tile(16, 32, 4, 2),
     ("sm_80", 128, 1, "wide"): Tile(64, 32, 4, 2),
     ("sm_80", 128, 1, "narrow"): Tile(16, 64, 4, 2),
+    ("sm_80", 64, 4, "wide"): Tile(32, 32, 4, 2),
+    ("sm_80", 64, 4, "narrow"): Tile(16, 32, 4, 2),
+    ("sm_80", 128, 4, "wide"): Tile(32, 32, 4, 2),
+    ("sm_80", 128, 4, "narrow"): Tile(16, 32, 4, 2),
     ("sm_90", 64, 2, "wide"): Tile(128, 64, 4, 3),
     ("sm_90", 64, 2, "narrow"): Tile(16, 64, 4, 3),
     ("sm_90", 128, 2, "wide"): Tile(64, 64, 4, 3),
@@ -43,6 +47,10 @@ TILES: dict[tuple[Architecture, int, int, Kind], Tile] = {
     ("sm_90", 256, 2, "narrow"): Tile(16, 64, 4, 2),
     ("sm_90", 128, 1, "wide"): Tile(64, 64, 4, 3),
     ("sm_90", 128, 1, "narrow"): Tile(16, 64, 4, 3),
+    ("sm_90", 64, 4, "wide"): Tile(32, 32, 4, 2),
+    ("sm_90", 64, 4, "narrow"): Tile(16, 32, 4, 2),
+    ("sm_90", 128, 4, "wide"): Tile(32, 32, 4, 2),
+    ("sm_90", 128, 4, "narrow"): Tile(16, 32, 4, 2),
     ("sm_100", 64, 2, "wide"): Tile(128, 64, 4, 3),
     ("sm_100", 64, 2, "narrow"): Tile(16, 64, 4, 3),
     ("sm_100", 128, 2, "wide"): Tile(64, 64, 4, 3),
@@ -51,6 +59,10 @@ TILES: dict[tuple[Architecture, int, int, Kind], Tile] = {
     ("sm_100", 256, 2, "narrow"): Tile(16, 64, 4, 2),
     ("sm_100", 128, 1, "wide"): Tile(64, 64, 4, 3),
     ("sm_100", 128, 1, "narrow"): Tile(16, 64, 4, 3),
+    ("sm_100", 64, 4, "wide"): Tile(32, 32, 4, 2),
+    ("sm_100", 64, 4, "narrow"): Tile(16, 32, 4, 2),
+    ("sm_100", 128, 4, "wide"): Tile(32, 32, 4, 2),
+    ("sm_100", 128, 4, "narrow"): Tile(16, 32, 4, 2),
     ("gfx942", 64, 2, "wide"): Tile(64, 64, 4, 2),
     ("gfx942", 64, 2, "narrow"): Tile(16, 64, 4, 2),
     ("gfx942", 128, 2, "wide"): Tile(64, 64, 4, 2),
@@ -59,29 +71,49 @@ TILES: dict[tuple[Architecture, int, int, Kind], Tile] = {
     ("gfx942", 256, 2, "narrow"): Tile(16, 32, 4, 2),
     ("gfx942", 128, 1, "wide"): Tile(64, 32, 4, 2),
     ("gfx942", 128, 1, "narrow"): Tile(16, 64, 4, 2),
+    ("gfx942", 64, 4, "wide"): Tile(32, 32, 4, 2),
+    ("gfx942", 64, 4, "narrow"): Tile(16, 32, 4, 2),
+    ("gfx942", 128, 4, "wide"): Tile(32, 32, 4, 2),
+    ("gfx942", 128, 4, "narrow"): Tile(16, 32, 4, 2),
 }
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 _INTERPRETED = {"wide": Tile(32, 16, 4, 2), "narrow": Tile(16, 16, 4, 2)}
 
 
 def tile(architecture: Architecture, head_dim: int, dtype: torch.dtype, kind: Kind) -> Tile:
     """The entry for keys and values of `dtype`, of the smallest head_dim listed that holds `head_dim`.
 
-    float32 is for checks: it takes the tiles of two bytes, whatever they cost.
+    Raises UnsupportedError for what the architecture lacks or the table does not list.
     """
+    if dtype not in _DTYPES:
+        raise UnsupportedError(f"no attention tile for keys and values in {_name(dtype)}")
+    if dtype == torch.float8_e4m3fn and not has_float8(architecture):
+        raise UnsupportedError(f"{architecture} has no float8_e4m3fn for keys and values; use int8 or bfloat16")
     if architecture == "interpreter":
         return _INTERPRETED[kind]
-    size = min(dtype.itemsize, 2)
+    size = dtype.itemsize
     fitting = [dim for arch, dim, itemsize, _ in TILES if (arch, itemsize) == (architecture, size) and dim >= head_dim]
     if not fitting:
-        raise UnsupportedError(f"no attention tile on {architecture} for head_dim {head_dim} in {dtype}")
+        raise UnsupportedError(f"no attention tile on {architecture} for head_dim {head_dim} in {_name(dtype)}")
     return TILES[architecture, min(fitting), size, kind]
+
+
+def has_float8(architecture: Architecture) -> bool:
+    """Of the kind e4m3fn; gfx942 has another, and sm_80's tiles serve GPUs that have none."""
+    return architecture in ("sm_90", "sm_100", "interpreter")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def architecture(device: torch.device) -> Architecture:
     """The column of the table for a device; raises UnsupportedError for one the table has not."""
     if device.type == "cpu":
         return "interpreter"
+    if not torch.cuda.is_available():
+        raise UnsupportedError(f"no usable GPU for device {device}")
     if device.type == "cuda" and torch.version.hip is not None:
         name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
         if name == "gfx942":

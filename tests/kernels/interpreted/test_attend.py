@@ -11,8 +11,7 @@ from torch import Tensor
 from batchrun_kernels import Mask, Work
 from batchrun_kernels.pieces import Rules
 from batchrun_kernels.reference import ReferenceAttention
-from batchrun_kernels.triton.attend import attend_launch, empty_partials
-from batchrun_kernels.triton.attention import TritonAttention
+from batchrun_kernels.triton.attend import attend_launch, empty_partials, rows_together
 from batchrun_kernels.triton.configs import architecture
 from batchrun_kernels.triton.lists import to_device
 from batchrun_kernels.triton.merge import merge_launch
@@ -121,18 +120,16 @@ def test_random_trees_splits_and_windows(device: torch.device, seed: int) -> Non
     torch.testing.assert_close(got.double(), expected(step, mask), rtol=0, atol=ATOL[torch.float32])
 
 
-def test_the_engines_contract_is_kept_step_after_step(device: torch.device) -> None:
-    """Two decode steps of one planner, with layers of two windows in each."""
-    attention = TritonAttention(device)
-    for grown in range(2):
-        lens = tuple((1, kv_len + grown) for kv_len in (5, 11, 30))
-        step = make_step(lens, SHAPE)
-        plan = attention.plan(step.work)
-        for mask in (MASKS["plain"], MASKS["window"]):
-            args = (one.to(device) for one in (step.q, step.keys, step.values))
-            got = attention.attend(*args, plan, mask)
-            torch.testing.assert_close(got.cpu().double(), expected(step, mask), rtol=0, atol=ATOL[torch.float32])
-        assert len(plan.lists) == 2
+@pytest.mark.parametrize(("heads", "kv_heads"), [(40, 2), (17, 1)])
+def test_a_kv_head_of_more_query_heads_than_a_tile_has_rows(device: torch.device, heads: int, kv_heads: int) -> None:
+    """Twenty, in two programs of ten, and seventeen, each by itself."""
+    shape = Shape(heads=heads, kv_heads=kv_heads)
+    step = make_step(((1, 20), (3, 9)), shape)
+    group = rows_together(heads // kv_heads, architecture(device), 24, torch.float32)
+    assert group == (10 if kv_heads == 2 else 1)
+    mask = Mask(0.35, sinks=torch.linspace(-2.0, 3.0, heads))
+    got = run(step, Pool(step.keys, step.values), mask, Rules(group=group, block_size=4, wide_rows=32), device)
+    torch.testing.assert_close(got.double(), expected(step, mask), rtol=0, atol=ATOL[torch.float32])
 
 
 def test_a_decode_row_is_the_same_bits_alone_and_in_a_batch(device: torch.device) -> None:
