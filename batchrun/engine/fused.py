@@ -14,6 +14,8 @@ class FusedLinear(nn.Module):
         super().__init__()
         self.packed = packed
         self.bias = bias  # [num_outputs]
+        # Empty: modeling code asks a linear layer's weight for its dtype; whoever multiplied by it would fail.
+        self.weight = packed.panels.new_empty(0)
 
     def forward(
         self,

@@ -23,8 +23,6 @@ from batchrun_kernels.cpu import GatherAttention
 if TYPE_CHECKING:
     from pathlib import Path
 
-# They compute attention in their own code and call no interface (ALiBi, fused kernels).
-_OWN_ATTENTION = frozenset({"bloom", "falcon", "mpt"})
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _log = logging.getLogger(__name__)
 
@@ -81,7 +79,11 @@ class Model:
         module.eval()
         AttentionInterface.register(NAME, paged_attention)
         expected = expect(module)
-        module.set_attn_implementation(NAME)
+        with quiet_transformers():
+            module.set_attn_implementation(NAME)
+        if module.config._attn_implementation != NAME:
+            # ALiBi, a mask or a product of its own: transformers warns, and leaves such a model as it was.
+            raise ModelUnavailable(f"{expected.name} computes attention in its own code, which cannot run over blocks")
         plain = GatherAttention(expected.place.device)
         checked = check(module, expected, plain)
         place = expected.place
@@ -116,8 +118,6 @@ def _has_fused_modules(place: Tensor) -> bool:
 def _refuse_by_name(config: Any) -> None:
     name = (config.architectures or [type(config).__name__])[0]
     text = config.get_text_config(decoder=True)
-    if config.model_type in _OWN_ATTENTION:
-        raise ModelUnavailable(f"{name} computes attention in its own code, which cannot run over blocks")
     if getattr(text, "kv_lora_rank", None):
         raise ModelUnavailable(f"{name} stores compressed latents (multi-head latent attention), not keys and values")
     unknown = set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYERS

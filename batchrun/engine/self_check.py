@@ -90,8 +90,6 @@ def check(module: Any, expected: Expected, attention: Attention) -> Checked:
     witness = _Witness(attention)
     try:
         packed, cache = _packed_logits(module, _sequences(expected.vocab_size), witness, expected.place)
-    except ModelUnavailable:
-        raise
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelUnavailable(f"{name} cannot be run over blocks: {reason}") from error

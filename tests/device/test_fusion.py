@@ -15,7 +15,7 @@ from batchrun.engine.model import Model
 from batchrun.engine.probe import Linear, probe_embedding, probe_glu, probe_linear, probe_norm
 from batchrun_kernels import native
 from batchrun_kernels.packed import PackedWeight
-from tests.device.tiny_families import FAMILIES, make_model
+from tests.device.tiny_families import make_model
 
 pytestmark = pytest.mark.skipif(native.find() is None, reason="needs the C kernels: a C compiler at installation")
 
@@ -49,7 +49,7 @@ def logits(model: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", REPLACED)
 def test_what_a_family_has_is_replaced_and_given_back(family: str) -> None:
     model = make_model(family)
     before, weights = logits(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -168,6 +168,16 @@ def test_a_part_of_a_head_is_turned_by_the_models_own_code() -> None:
     before = logits(model)
     assert fuse(model).num_replaced > 2
     torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-4)
+
+
+def test_code_that_asks_a_linear_layer_for_its_dtype_is_answered() -> None:
+    """HunYuan's router does; without an answer the whole model ran in plain torch."""
+    linear = nn.Linear(5, 7)
+    model = nn.Sequential(linear)
+    assert fuse(model).num_replaced == 1
+    assert model[0].weight.dtype == torch.float32
+    with pytest.raises(RuntimeError, match="mismatch"):
+        nn.functional.linear(torch.ones(1, 5), model[0].weight)
 
 
 def test_a_module_that_somebody_listens_to_is_left_alone() -> None:
