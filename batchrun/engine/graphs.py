@@ -40,7 +40,7 @@ class _Graph:
 class StepGraphs:
     """Runs steps by `forward`, or by a graph of it where a step of the shape has been seen before.
 
-    Least recently used graphs go when there are too many. If a model's code cannot be recorded, nothing is.
+    Least recently used graphs go when there are too many. Where recording fails it is not tried again.
     """
 
     def __init__(self, forward: Forward, record: Record, scratch_slot: int) -> None:
@@ -58,7 +58,8 @@ class StepGraphs:
     def padding(self, batch: ScheduledBatch) -> Padding | None:
         """How a step must be padded to be run here; None: it cannot be, with more than a token a row, or too many."""
         num = len(batch.items)
-        if self._record is None or batch.slot_copies or batch.num_tokens > num or num > _SIZES[-1]:
+        is_decode = batch.num_tokens == num and not batch.slot_copies
+        if not is_decode or num > _SIZES[-1] or (self._record is None and not self._graphs):
             return None
         size = _SIZES[bisect_left(_SIZES, num)]
         return Padding(size, size, self._scratch_slot)
@@ -87,11 +88,9 @@ class StepGraphs:
     def _recorded(self, batch: ForwardBatch, plan: GraphPlan, record: Record) -> _Graph | None:
         try:
             logits, replay = record(lambda: self._forward(batch, plan))
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
+        except RuntimeError as error:  # lack of memory is one, too
             reason = str(error).strip().splitlines()[0]
-            _log.warning("decoding without device graphs, which is slower: the model cannot be recorded (%s)", reason)
+            _log.warning("no more steps are recorded as device graphs, which makes decoding slower: %s", reason)
             self._record = None
             return None
         return _Graph(batch, plan, logits, replay)
