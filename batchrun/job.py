@@ -153,6 +153,7 @@ class Job(BaseModel):
         "Engine", "chunked", "How a step's budget is split."
     )
     prefix_caching: Literal["on", "off"] = option("Engine", "on", "Share the KV of equal prefixes.")
+    enforce_eager: bool = option("Engine", False, "Decode on a GPU without device graphs.")
 
     checkpoint_every: Seconds = option("Job", 30.0, "Time between commits, e.g. 30s.", "DURATION", gt=0)
     drain_timeout: Seconds = option(

@@ -45,6 +45,7 @@ class RunnerOptions:
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     swap_space: int | None = None
+    enforce_eager: bool = False
     trust_remote_code: bool = False
 
 
@@ -126,7 +127,7 @@ class TorchRunner:
                 f"{pool_bytes} bytes for keys and values hold no block of {options.block_size} tokens "
                 f"({block_bytes} bytes); raise --kv-cache-memory"
             )
-        has_graphs = place.is_cuda and model.attention.supports_graphs
+        has_graphs = place.is_cuda and model.attention.supports_graphs and not options.enforce_eager
         cache = KVCache(num_blocks + has_graphs, options.block_size, model.attention, place)
         for index, layer in model.kv_layers.items():
             cache.allocate(index, layer)

@@ -102,6 +102,7 @@ def _build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
         kv_cache_memory=job.kv_cache_memory,
         gpu_memory_utilization=job.gpu_memory_utilization,
         swap_space=job.swap_space,
+        enforce_eager=job.enforce_eager,
         trust_remote_code=job.trust_remote_code,
     )
     return TorchRunner.build(checkpoint, options)
