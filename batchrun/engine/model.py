@@ -1,7 +1,7 @@
 """A causal language model from transformers, unmodified, run packed over the block pool.
 
-Owns the weights and the proof, at load, that this way of running them computes what the model's own code does. On a
-CPU the C kernels take part in float32, where there are any and the same proof holds with them.
+Owns the weights and the proof, at load, that this way of running them computes what the model's own code does. The
+device's own kernels take part, where there are any and the same proof holds with them.
 """
 
 import logging
@@ -17,8 +17,9 @@ from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.self_check import check, expect
 from batchrun.errors import ModelUnavailable
 from batchrun.quiet import quiet_transformers
-from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, native, select
+from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, select
 from batchrun_kernels.cpu import GatherAttention
+from batchrun_kernels.layers import layer_kernels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +92,8 @@ class Model:
             attention = select(str(place.device), checked.needs, checked.kv_layers.values(), place.dtype)
         except UnsupportedError as error:
             raise ModelUnavailable(str(error)) from error
-        fusion = fuse(module) if _has_fused_modules(place) else None
+        kernels = layer_kernels(place.device, place.dtype)
+        fusion = fuse(module, kernels) if kernels is not None else None
         if fusion is not None or attention.name != plain.name:
             try:
                 check(module, expected, attention)
@@ -109,10 +111,6 @@ class Model:
     def forward_planned(self, cache: KVCache, batch: ForwardBatch, plan: Any) -> Tensor:
         """The same with the attention's plan for the batch, which may be made beforehand."""
         return run_packed(self._module, batch, cache, plan)
-
-
-def _has_fused_modules(place: Tensor) -> bool:
-    return place.device.type == "cpu" and place.dtype == torch.float32 and native.find() is not None
 
 
 def _refuse_by_name(config: Any) -> None:

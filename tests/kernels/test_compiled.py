@@ -30,7 +30,7 @@ SHARED_BYTES = {"sm_80": 99 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "
 # The instructions of tensor cores at their full rate, in tiles of at least 64 rows.
 WIDE = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "v_mfma"}
 NARROW = {"sm_80": "HMMA", "sm_90": "HMMA", "sm_100": "HMMA", "gfx942": "v_mfma"}
-KERNELS = {"attend", "merge", "write_kv", "rope", "copy_blocks", "add_rms_norm", "silu_mul", "sample", "linear_lse"}
+KERNELS = {"attend", "merge", "write_kv", "rope", "copy_blocks", "add_rms_norm", "glu", "sample", "linear_lse"}
 
 Report = dict[str, Any]
 
