@@ -22,6 +22,7 @@ from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Item, ScheduledBatch
 from batchrun.errors import ModelUnavailable
+from batchrun.quiet import quiet_transformers
 from tests.device.steps import Blocks, make_sequence
 from tests.device.tiny_families import FAMILIES, REFUSED, VOCAB, WIDE, make_model, make_refused
 
@@ -185,4 +186,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with quiet_transformers():
+        main()
