@@ -30,8 +30,14 @@ class ListShape:
 
     @classmethod
     def of(cls, listed: Worklist) -> "ListShape":
-        lists = (listed.wide, listed.narrow, listed.block_ids, listed.positions, listed.merges.tokens)
-        return cls(*(bucket(len(one)) for one in lists), bucket(listed.num_slots))
+        return cls(
+            wide=bucket(len(listed.wide)),
+            narrow=bucket(len(listed.narrow)),
+            block_ids=bucket(len(listed.block_ids)),
+            positions=bucket(len(listed.positions)),
+            merged=bucket(len(listed.merges.tokens)),
+            num_slots=bucket(listed.num_slots),
+        )
 
     @property
     def parts(self) -> tuple[tuple[int, ...], ...]:
