@@ -15,8 +15,10 @@ from batchrun.engine.preemption import Preemption
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.runner import RunnerOptions, TorchRunner
 from batchrun.engine.scheduler import SchedulerConfig
+from batchrun.engine.self_check import check, expect
 from batchrun.engine.statistics import Counters
 from batchrun.quiet import quiet_transformers
+from batchrun_kernels.triton.attention import TritonAttention
 from tests.device.tiny_families import FAMILIES, make_model
 from tests.gpu.part import Machine, Part, Result, attempt
 
@@ -29,9 +31,28 @@ _LLAMA: dict[str, Any] = {
     "head_dim": 64,
     "initializer_range": 0.2,
 }
-_NUM_ROWS, _NUM_NEW, _BLOCK = 20, 24, 16
-# Rows of 41 to 66 tokens: room for half of what they grow to.
-_TIGHT = 40
+# Rows of whole 16 bytes, which products of several experts' halves want.
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 32,
+    "head_dim": 16,
+}
+_BLOCK, _ROOMY = 16, 400
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Prompts of 41 to 63 tokens; in the pool of `tight` blocks some are preempted."""
+
+    num: int
+    num_new: int
+    tight: int
+    preemptions: tuple[Preemption, ...]
+
+
+_ROWS = _Rows(20, 24, 40, ("swap", "recompute"))
+_FEW_ROWS = _Rows(3, 10, 9, ("swap",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +87,8 @@ def run_engine(runner: TorchRunner, requests: list[Request], *, preemption: Pree
 
 def plan() -> Iterator[str]:
     yield f"adopt tiny models of {len(FAMILIES)} families in float32 and bfloat16: the self-check runs in Triton"
-    yield f"{_NUM_ROWS} rows of a tiny Llama, {_NUM_NEW} greedy tokens each, equal to transformers without any cache"
-    yield f"the same from a pool of {_TIGHT} blocks, preempted by swapping, then by recomputing: the same tokens"
+    yield f"{_ROWS.num} rows of a tiny Llama with {_ROWS.num_new} greedy tokens each: those of transformers"
+    yield f"the same from a pool of {_ROWS.tight} blocks, preempted by swapping, then by recomputing: the same tokens"
 
 
 def run(machine: Machine) -> Iterator[Result]:
@@ -81,33 +102,41 @@ def run(machine: Machine) -> Iterator[Result]:
 
 def _adopt(family: str, dtype: torch.dtype, name: str, machine: Machine) -> Result:
     with quiet_transformers():
-        module = make_model(family, head_dim=16)
-    model = Model.adopt(module.to(machine.device, dtype))
-    is_right = not machine.is_gpu or model.attention.name == "triton"
+        module = make_model(family, **_SIZES).to(machine.device, dtype)
+    expected = expect(module)
+    model = Model.adopt(module)
+    if not machine.is_gpu:
+        check(module, expected, TritonAttention(machine.device))
+        return Result("engine", name, True, "its self-check passes with Triton's interpreter")
+    is_right = model.attention.name == "triton"
     return Result("engine", name, is_right, f"its self-check passes with {model.attention.name} attention")
 
 
 @torch.inference_mode()
 def _rows(machine: Machine) -> Result:
     module = make_model("llama", seed=5, **_LLAMA).to(machine.device)
-    requests = _requests(_NUM_ROWS if machine.is_gpu else 6, _NUM_NEW if machine.is_gpu else 12)
+    rows = _ROWS if machine.is_gpu else _FEW_ROWS
+    requests = _requests(rows.num, rows.num_new)
     expected = {one.row_idx: _alone(module, one.token_ids, one.sampling.max_tokens) for one in requests}
     model = Model.adopt(module)
+    if not machine.is_gpu:
+        # Never chosen for a CPU: it is interpreted there.
+        model.attention = TritonAttention(machine.device)
     block_bytes = sum(layer.block_bytes(_BLOCK, torch.float32) for layer in model.kv_layers.values())
     wrong, said = [], [f"{model.attention.name} attention"]
-    tight = _TIGHT if machine.is_gpu else 12
-    for preemption, num_blocks in (("auto", 400), ("swap", tight), ("recompute", tight)):
+    runs: list[tuple[Preemption, int]] = [("auto", _ROOMY), *((way, rows.tight) for way in rows.preemptions)]
+    for preemption, num_blocks in runs:
         room = num_blocks * block_bytes
         options = RunnerOptions(block_size=_BLOCK, kv_cache_memory=room, swap_space=room)
         runner = TorchRunner.lay_out(model, options, eos_token_ids=())
-        ran = run_engine(runner, requests, preemption=preemption, seats=32)  # type: ignore[arg-type]
+        ran = run_engine(runner, requests, preemption=preemption, seats=32)
         unequal = [row for row, tokens in expected.items() if ran.tokens.get(row) != tokens]
         counters = ran.counters
         outcome = f"{counters.preemptions} preempted, {len(unequal)} rows differ"
         said.append(f"{preemption} in {num_blocks} blocks: {outcome}")
         if unequal or (preemption != "auto" and not counters.preemptions):
             wrong.append(preemption)
-    if machine.is_gpu and model.attention.name != "triton":
+    if model.attention.name != "triton":
         wrong.append("attention")
     return Result("engine", "llama", not wrong, "; ".join(said))
 
