@@ -15,6 +15,8 @@ WIDE, NARROW, MERGED = range(3)
 _ALIGN = 4
 # Smaller buckets, and none at all, would make more graphs than they save: programs that return at once cost little.
 _SMALLEST = 16
+# A slot is 16 KiB of partials in an 8B Llama: a long chunk has tens of thousands, of which few should be for nothing.
+_SLOTS_APART = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class ListShape:
             block_ids=bucket(len(listed.block_ids)),
             positions=bucket(len(listed.positions)),
             merged=bucket(len(listed.merges.tokens)),
-            num_slots=bucket(listed.num_slots),
+            num_slots=_slots_bucket(listed.num_slots),
         )
 
     @property
@@ -94,6 +96,10 @@ def to_device(listed: Worklist, device: torch.device) -> DeviceLists:
 def bucket(num: int) -> int:
     """The next power of two, at least 16."""
     return max(_SMALLEST, 1 << max(0, num - 1).bit_length())
+
+
+def _slots_bucket(num: int) -> int:
+    return min(bucket(num), max(1, -(-num // _SLOTS_APART)) * _SLOTS_APART)
 
 
 def _starts(shape: ListShape) -> list[int]:
