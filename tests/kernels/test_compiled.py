@@ -57,7 +57,8 @@ def test_kernels_fit_the_target_and_use_its_tensor_cores(reports: dict[str, list
         kernel, *rest = report["name"].split()
         assert report["spills"] == 0, report
         assert report["shared_bytes"] <= SHARED_BYTES[target], report
-        if kernel in ("attend", "linear_lse"):
+        # No tensor core multiplies float32 to float32's precision.
+        if kernel in ("attend", "linear_lse") and "float32" not in rest:
             rows = int(rest[1] if kernel == "attend" else rest[0])
             expected = WIDE if rows >= 64 else NARROW
             assert report["matrix"].get(expected[target], 0) > 0, report

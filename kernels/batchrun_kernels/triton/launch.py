@@ -33,7 +33,8 @@ class Launch:
         if all(self.grid):
             options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
             # Triton launches on the current device, wherever the tensors are.
-            with torch.cuda.device_of(next(one for one in self.arguments.values() if isinstance(one, Tensor))):
+            placed = next(one for one in self.arguments.values() if isinstance(one, Tensor))
+            with torch.cuda.device_of(placed):  # type: ignore[no-untyped-call]
                 self.kernel[self.grid](**self.arguments, **self.constants, **options)
 
     @property

@@ -15,6 +15,8 @@ WIDE, NARROW, MERGED = range(3)
 _ALIGN = 4
 # Smaller buckets, and none at all, would make more graphs than they save: programs that return at once cost little.
 _SMALLEST = 16
+# A slot is 16 KiB of partials in an 8B Llama: a long chunk has tens of thousands, of which few should be for nothing.
+_SLOTS_APART = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,14 @@ class ListShape:
 
     @classmethod
     def of(cls, listed: Worklist) -> "ListShape":
-        lists = (listed.wide, listed.narrow, listed.block_ids, listed.positions, listed.merges.tokens)
-        return cls(*(bucket(len(one)) for one in lists), bucket(listed.num_slots))
+        return cls(
+            wide=bucket(len(listed.wide)),
+            narrow=bucket(len(listed.narrow)),
+            block_ids=bucket(len(listed.block_ids)),
+            positions=bucket(len(listed.positions)),
+            merged=bucket(len(listed.merges.tokens)),
+            num_slots=_slots_bucket(listed.num_slots),
+        )
 
     @property
     def parts(self) -> tuple[tuple[int, ...], ...]:
@@ -88,6 +96,10 @@ def to_device(listed: Worklist, device: torch.device) -> DeviceLists:
 def bucket(num: int) -> int:
     """The next power of two, at least 16."""
     return max(_SMALLEST, 1 << max(0, num - 1).bit_length())
+
+
+def _slots_bucket(num: int) -> int:
+    return min(bucket(num), max(1, -(-num // _SLOTS_APART)) * _SLOTS_APART)
 
 
 def _starts(shape: ListShape) -> list[int]:

@@ -17,7 +17,7 @@ from batchrun_kernels.triton.lists import to_device
 from batchrun_kernels.triton.merge import merge_launch
 from batchrun_kernels.triton.pool import Pool
 from batchrun_kernels.worklist import Planner
-from tests.kernels.interpreted.steps import Shape, Step, make_step
+from tests.kernels.interpreted.steps import Shape, Step, make_step, skip_without
 from tests.kernels.worklists import random_work
 
 SHAPE = Shape()
@@ -68,7 +68,7 @@ def expected(step: Step, mask: Mask) -> Tensor:
     return ReferenceAttention().attend(wide.q, wide.keys, wide.values, wide.work, mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_equals_the_reference(device: torch.device, name: str, dtype: torch.dtype) -> None:
     step = cast(make_step(LENS, SHAPE, shared=SHARED), dtype)
@@ -76,10 +76,11 @@ def test_attention_equals_the_reference(device: torch.device, name: str, dtype: 
     torch.testing.assert_close(got.double(), expected(step, MASKS[name]), rtol=0, atol=ATOL[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("name", ["plain", "all"])
 def test_a_quantised_pool_is_read_with_its_scales(device: torch.device, name: str, dtype: torch.dtype) -> None:
     """A scale for each token and head of the keys, one for all of the values; unread scales are NaN as well."""
+    skip_without(dtype, device)
     step = make_step(LENS, SHAPE, shared=SHARED)
     most = 127 if dtype == torch.int8 else 448
     key_scales = step.keys.abs().amax(-1) / most
