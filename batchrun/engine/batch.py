@@ -83,7 +83,7 @@ def pack(
     buffer = to_device(np.concatenate(columns, dtype=np.int64), device)
     views = torch.split(buffer, [len(column) for column in columns])
     if last is not None and len(pending):
-        # What is not a token ends the job when the host sees it; until then it only must not be looked up.
+        # What is no token ends its row when the host sees it; until then it only must not be looked up.
         views[0][views[6]] = last.tokens[views[7]].clamp(min=0)
     return ForwardBatch(
         input_ids=views[0][None],

@@ -15,8 +15,8 @@ from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes
 from batchrun.engine.model import Model
 from batchrun.engine.queues import Event, Queues, queues_of, to_host
-from batchrun.engine.sampling import check_finite, sample
-from batchrun.engine.step import Item, Sampled, ScheduledBatch
+from batchrun.engine.sampling import sample
+from batchrun.engine.step import Sampled, ScheduledBatch
 from batchrun.engine.swap import HostPool
 from batchrun.engine.workspace import CudaMeter, measure_workspace
 from batchrun.errors import EngineFailed, ModelUnavailable, UsageError
@@ -174,10 +174,10 @@ class TorchRunner:
         for back in batch.swap_ins:
             self._host.copy_in(back.host_slots, back.blocks)
         parts = self._sample(batch) if batch.items else [self._model.place.new_empty(0, dtype=torch.int64)]
-        tokens, items = torch.cat(parts), batch.sampled
-        self._last = Samples(tokens, {item.sequence: place for place, item in enumerate(items)})
+        tokens = torch.cat(parts)
+        self._last = Samples(tokens, {item.sequence: place for place, item in enumerate(batch.sampled)})
         on_host = to_host(tokens)
-        return _Computing(on_host, self._queues.compute.record(), items, self._host, was_split=len(parts) > 1)
+        return _Computing(on_host, self._queues.compute.record(), self._host, was_split=len(parts) > 1)
 
     def _sample(self, batch: ScheduledBatch) -> list[Tensor]:
         """The sampled tokens; more than one tensor: the step was split, for lack of memory."""
@@ -210,16 +210,13 @@ class _Computing:
 
     tokens: Tensor  # int64 [num_sampled]
     ended: Event
-    items: tuple[Item, ...]
     host: HostPool
     was_split: bool
 
     def wait(self) -> Sampled:
         self.ended.wait()
-        tokens = self.tokens.numpy().astype(np.int32)
-        check_finite(tokens, self.items)
         moved = self.host.take_costs()
-        return Sampled(tokens, moved.num_bytes, moved.seconds, self.was_split)
+        return Sampled(self.tokens.numpy().astype(np.int32), moved.num_bytes, moved.seconds, self.was_split)
 
 
 def _pool_bytes(model: Model, options: RunnerOptions) -> int:

@@ -22,11 +22,12 @@ from batchrun.engine.radix import Prefix, common_len
 from batchrun.engine.request import Completion, FinishReason, Request, TokenIds
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.statistics import Counters, Statistics
-from batchrun.engine.step import Item, Sampled, ScheduledBatch, SwapIn, SwapOut
-from batchrun.errors import EngineFailed
+from batchrun.engine.step import NO_TOKEN, Item, Sampled, ScheduledBatch, SwapIn, SwapOut
+from batchrun.errors import EngineFailed, RowError
 
 FindStop = Callable[[Sequence], str | None]
 
+_NOT_FINITE = RowError("engine_error", "the model's logits are not finite; try --dtype float32 or bfloat16")
 _MAX_SKIPS = 256  # rows that may pass one that does not fit, before it goes first
 
 
@@ -155,6 +156,9 @@ class Scheduler:
         for item, token in zip(batch.sampled, sampled.tokens.tolist(), strict=True):
             sequence = item.sequence
             if sequence.is_finished:
+                continue
+            if token == NO_TOKEN:
+                completions.append(self._finish(sequence, "error", None, _NOT_FINITE))
                 continue
             sequence.resolve(token)
             self.counters.output_tokens += 1
@@ -388,7 +392,9 @@ class Scheduler:
                 return "stop", stop
         return ("length", None) if output_len >= sampling.max_tokens else None
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, stop: str | int | None) -> Completion:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop: str | int | None, error: RowError | None = None
+    ) -> Completion:
         if sequence in self.preempted:  # by the step after the one that turned out to be its last
             self.preempted.remove(sequence)
             self.blocks.forget_swapped(sequence)
@@ -396,7 +402,8 @@ class Scheduler:
             self.running.remove(sequence)
         self.blocks.release(sequence)
         sequence.is_finished = True
-        self.lengths.observe(len(sequence.output_ids))
+        if error is None:
+            self.lengths.observe(len(sequence.output_ids))
         self.counters.rows_finished += 1
         self._blocked_room = None
         return Completion(
@@ -405,6 +412,7 @@ class Scheduler:
             finish_reason=reason,
             stop_reason=stop,
             prompt_tokens=sequence.prompt_len,
+            error=error,
         )
 
     def _count_step(self, batch: ScheduledBatch) -> None:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from batchrun.engine.request import TokenIds
 from batchrun.engine.sequence import Sequence
 
+NO_TOKEN = -1  # stands for a token where the model's logits were not finite
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -111,7 +113,7 @@ class ScheduledBatch:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens chosen in a step, one for each of `ScheduledBatch.sampled`, in that order.
+    """The tokens chosen in a step, or `NO_TOKEN`, one for each of `ScheduledBatch.sampled`, in that order.
 
     `swap_bytes` took `swap_seconds`: copies that ended since the last step that reported any. `was_split`: there was
     not the memory to compute the step at once.
@@ -127,7 +129,7 @@ class Launched(Protocol):
     """A step that a device has begun, or ended."""
 
     def wait(self) -> Sampled:
-        """Returns when the sampled tokens are on the host; raises EngineFailed when logits are not finite."""
+        """Returns when the sampled tokens are on the host."""
         ...
 
 

@@ -7,7 +7,7 @@ from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.preemption import Costs, choose_way
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.scheduler import Scheduler, SchedulerConfig
-from batchrun.engine.step import Sampled
+from batchrun.engine.step import NO_TOKEN, Sampled
 
 
 def scheduler(**options):
@@ -250,6 +250,16 @@ def test_a_row_that_left_for_the_host_and_turns_out_to_have_ended_gives_its_plac
     assert land() == []
     assert not engine.has_work
     assert engine.blocks.num_free_host_slots == 9
+
+
+def test_a_row_without_a_token_ends_with_an_error():
+    engine = scheduler()
+    engine.add(request(5, [5, 6]))
+    batch = engine.schedule()
+    (row,) = engine.update(batch, Sampled(np.array([NO_TOKEN], np.int32)), find_stop=lambda sequence: None)
+    assert (row.row_idx, row.token_ids, row.finish_reason) == (5, (), "error")
+    assert row.error.type == "engine_error"
+    assert not engine.has_work
 
 
 def test_a_step_that_had_to_be_split_makes_the_next_ones_smaller():
