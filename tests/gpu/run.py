@@ -31,6 +31,7 @@ _PARTS = {
     "attention": "timed:ATTENTION",
     "layers": "timed:LAYERS",
     "job": "whole_job:PART",
+    "cuts": "timed:CUTS",
 }
 for _folder in (_ROOT, _ROOT / "kernels"):
     sys.path.insert(0, str(_folder))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from batchrun_kernels.triton.bench.attention import attention_workloads
+from batchrun_kernels.triton.bench.attention import attention_workloads, cut_workloads
 from batchrun_kernels.triton.bench.layers import layer_workloads
 from batchrun_kernels.triton.bench.peak import Peak
 from batchrun_kernels.triton.bench.timer import time_s
@@ -67,4 +67,11 @@ ATTENTION = Part(
     90,
     lambda: _plan(attention_workloads),
     lambda machine: _run("attention", attention_workloads, machine),
+)
+CUTS = Part(
+    "cuts",
+    "attention in other tiles and pieces than the table's",
+    100,
+    lambda: _plan(cut_workloads),
+    lambda machine: _run("cuts", cut_workloads, machine),
 )

@@ -13,7 +13,7 @@ from batchrun_kernels import Attention, KVLayer, Mask, UnsupportedError, Work, n
 from batchrun_kernels.cpu import GatherAttention
 from batchrun_kernels.native_attention import NativeAttention
 from batchrun_kernels.reference import ReferenceAttention
-from batchrun_kernels.triton.configs import Architecture, tile
+from batchrun_kernels.triton.configs import Architecture, tiles
 from tests.kernels.steps import BLOCK, ITEMS, MASKS, Step, attend, make_step
 
 
@@ -121,6 +121,6 @@ def test_attention_on_a_cpu_needs_no_triton() -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "gfx942"])
 def test_float8_keys_are_refused_by_name_where_a_gpu_has_none(architecture: Architecture) -> None:
     with pytest.raises(UnsupportedError, match=f"{architecture} has no float8_e4m3fn for keys and values"):
-        tile(architecture, 128, torch.float8_e4m3fn, "wide")
-    assert tile("sm_90", 128, torch.float8_e4m3fn, "wide").rows == 64
-    assert tile(architecture, 128, torch.int8, "wide").rows == 64
+        tiles(architecture, 128, torch.float8_e4m3fn)
+    assert tiles("sm_90", 128, torch.float8_e4m3fn).wide.rows == 64
+    assert tiles(architecture, 128, torch.int8).wide.rows == 64

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ["device", "suite", "graphs", "engine", "attention", "layers", "job"]
+PARTS = ["device", "suite", "graphs", "engine", "attention", "layers", "job", "cuts"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from batchrun_kernels.contract import Mask
-from batchrun_kernels.triton.configs import Architecture, Kind, tile
+from batchrun_kernels.triton.configs import Kind, Tiles
 from batchrun_kernels.triton.launch import Launch
 from batchrun_kernels.triton.lists import NARROW, WIDE, DeviceLists
 from batchrun_kernels.triton.pool import Partials, Pool
@@ -159,7 +159,7 @@ def attend_launch(
     out: Tensor,  # [num_tokens, num_heads, value_dim], q's dtype; final results
     partials: Partials,
     kind: Kind,
-    architecture: Architecture,
+    tiles: Tiles,
 ) -> Launch:
     """Fills the rows of `out`, and of `partials`, that the list's items of one kind own."""
     num_tokens, num_heads, head_dim = q.shape
@@ -173,8 +173,8 @@ def attend_launch(
     assert pool.is_quantised or pool.keys.dtype == q.dtype, (pool.keys.dtype, q.dtype)
     partials.check(lists.num_slots, num_heads, value_dim)
     assert mask.sinks is None or (mask.sinks.shape == (num_heads,) and mask.sinks.is_contiguous()), mask.sinks
-    config = tile(architecture, max(head_dim, value_dim), pool.keys.dtype, kind)
-    group = rows_together(num_heads // kv_heads, architecture, max(head_dim, value_dim), pool.keys.dtype)
+    config = tiles.of(kind)
+    group = tiles.heads_together(num_heads // kv_heads)
     split = num_heads // kv_heads // group
     items = lists.wide if kind == "wide" else lists.narrow
     key_strides, value_strides = pool.scale_strides
@@ -222,12 +222,6 @@ def attend_launch(
         config.num_warps,
         config.num_stages,
     )
-
-
-def rows_together(group: int, architecture: Architecture, head_dim: int, dtype: torch.dtype) -> int:
-    """Of the `group` query heads of a kv head, how many a tile holds beside each other: all, or an equal part."""
-    rows = tile(architecture, head_dim, dtype, "narrow").rows
-    return max(num for num in range(1, min(group, rows) + 1) if group % num == 0)
 
 
 def empty_partials(lists: DeviceLists, q: Tensor, value_dim: int) -> Partials:

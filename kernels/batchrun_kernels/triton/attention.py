@@ -8,8 +8,8 @@ from torch import Tensor
 
 from batchrun_kernels.contract import Feature, KVLayer, KVPool, Layout, Mask, UnsupportedError, Work
 from batchrun_kernels.pieces import Rules
-from batchrun_kernels.triton.attend import attend_launch, empty_partials, rows_together
-from batchrun_kernels.triton.configs import architecture, tile
+from batchrun_kernels.triton.attend import attend_launch, empty_partials
+from batchrun_kernels.triton.configs import KINDS, Tiles, architecture, tiles
 from batchrun_kernels.triton.head_major import HeadMajor, as_slots
 from batchrun_kernels.triton.lists import DeviceLists, to_device
 from batchrun_kernels.triton.merge import merge_launch
@@ -63,7 +63,7 @@ class TritonAttention:
         if dtype not in _DTYPES:
             return False
         try:
-            tile(self._architecture, max(layer.key_dim, layer.value_dim), dtype, "wide")
+            tiles(self._architecture, max(layer.key_dim, layer.value_dim), dtype)
         except UnsupportedError:
             return False
         return True
@@ -87,38 +87,41 @@ class TritonAttention:
     def attend_pool(self, q: Tensor, pool: Pool, plan: TritonPlan, mask: Mask) -> Tensor:
         """As `attend`, from a pool that may be quantised."""
         assert len(q) >= plan.num_tokens, f"{len(q)} rows of {plan.num_tokens} tokens"
-        rules = self._rules(q, pool, plan.work.block_size, mask.window)
+        cut = tiles(self._architecture, max(q.shape[2], pool.values.shape[3]), pool.keys.dtype)
+        rules = self._rules(cut, q.shape[1] // pool.keys.shape[2], plan.work.block_size, mask.window)
         if rules not in plan.lists:
             assert not _is_captured(q), f"a graph is captured of a layer that has not attended before: {rules}"
             plan.lists[rules] = self._listed(rules, plan.work)
-        lists = plan.lists[rules]
         if q.stride(2) != 1:
             q = q.contiguous()
         # Rows without an item are written by nobody; in a graph, the step that is replayed may have more of them.
         is_full = len(q) == plan.num_tokens and not _is_captured(q)
         make = torch.empty if is_full else torch.zeros
         out = make(*q.shape[:2], pool.values.shape[3], dtype=q.dtype, device=q.device)
-        partials = empty_partials(lists, q, pool.values.shape[3])
-        attend_launch(q, pool, lists, mask, out, partials, "wide", self._architecture).run()
-        attend_launch(q, pool, lists, mask, out, partials, "narrow", self._architecture).run()
-        merge_launch(partials, lists, mask.sinks, out).run()
+        attend_lists(q, pool, plan.lists[rules], mask, out, cut)
         return out
 
     def _listed(self, rules: Rules, work: Work) -> DeviceLists:
         planner = self._planners.setdefault(rules, Planner(rules))
         return to_device(planner.plan(work), self._device)
 
-    def _rules(self, q: Tensor, pool: Pool, block_size: int, window: int | None) -> Rules:
-        head_dim, dtype = max(q.shape[2], pool.values.shape[3]), pool.keys.dtype
-        wide, narrow = (tile(self._architecture, head_dim, dtype, kind) for kind in ("wide", "narrow"))
+    def _rules(self, cut: Tiles, group: int, block_size: int, window: int | None) -> Rules:
         return Rules(
-            group=rows_together(q.shape[1] // pool.keys.shape[2], self._architecture, head_dim, dtype),
+            group=cut.heads_together(group),
             block_size=block_size,
-            wide_rows=wide.rows,
-            narrow_rows=narrow.rows,
+            wide_rows=cut.wide.rows,
+            narrow_rows=cut.narrow.rows,
             window=window,
             shares_prefixes=self._shares_prefixes,
         )
+
+
+def attend_lists(q: Tensor, pool: Pool, lists: DeviceLists, mask: Mask, out: Tensor, cut: Tiles) -> None:
+    """Fills the rows of `out` that the lists, made for tiles of `cut`, have items for."""
+    partials = empty_partials(lists, q, pool.values.shape[3])
+    for kind in KINDS:
+        attend_launch(q, pool, lists, mask, out, partials, kind, cut).run()
+    merge_launch(partials, lists, mask.sinks, out).run()
 
 
 def _is_captured(q: Tensor) -> bool:

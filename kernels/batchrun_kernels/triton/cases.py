@@ -12,7 +12,7 @@ from batchrun_kernels.contract import Mask
 from batchrun_kernels.pieces import Merges
 from batchrun_kernels.triton.activation import glu_launch
 from batchrun_kernels.triton.attend import attend_launch, empty_partials
-from batchrun_kernels.triton.configs import TILES, Architecture, Kind, has_float8
+from batchrun_kernels.triton.configs import TILES, Architecture, Kind, has_float8, tiles
 from batchrun_kernels.triton.copy_blocks import copy_blocks_launch
 from batchrun_kernels.triton.launch import Launch
 from batchrun_kernels.triton.linear_lse import empty_slices, linear_lse_launch
@@ -65,7 +65,8 @@ def _attend(
     lists = _lists()
     partials = empty_partials(lists, q, head_dim)
     pool = _pool(head_dim, dtype)
-    launch = attend_launch(q, pool, lists, mask, torch.empty_like(q), partials, kind, architecture)
+    cut = tiles(architecture, head_dim, dtype)
+    launch = attend_launch(q, pool, lists, mask, torch.empty_like(q), partials, kind, cut)
     name = str(dtype).removeprefix("torch.")
     return f"attend {kind} {launch.constants['ROWS']} {head_dim} {name}{switches}", launch
 

@@ -13,6 +13,7 @@ from batchrun_kernels.contract import UnsupportedError
 # "interpreter" is no architecture: small tiles for tensors on the CPU, so that short inputs have many of them.
 Architecture = Literal["sm_80", "sm_90", "sm_100", "gfx942", "interpreter"]
 Kind = Literal["wide", "narrow"]
+KINDS: tuple[Kind, Kind] = ("wide", "narrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,25 @@ TILES: dict[tuple[Architecture, int, int, Kind], Tile] = {
 }
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
-_INTERPRETED = {"wide": Tile(32, 16, 4, 2), "narrow": Tile(16, 16, 4, 2)}
 
 
-def tile(architecture: Architecture, head_dim: int, dtype: torch.dtype, kind: Kind) -> Tile:
-    """The entry for keys and values of `dtype`, of the smallest head_dim listed that holds `head_dim`.
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Of both kinds."""
+
+    wide: Tile
+    narrow: Tile
+
+    def of(self, kind: Kind) -> Tile:
+        return self.wide if kind == "wide" else self.narrow
+
+    def heads_together(self, group: int) -> int:
+        """Of the `group` query heads of a kv head, how many a tile holds beside each other: all, or an equal part."""
+        return max(num for num in range(1, min(group, self.narrow.rows) + 1) if group % num == 0)
+
+
+def tiles(architecture: Architecture, head_dim: int, dtype: torch.dtype) -> Tiles:
+    """The entries for keys and values of `dtype`, of the smallest head_dim listed that holds `head_dim`.
 
     Raises UnsupportedError for what the architecture lacks or the table does not list.
     """
@@ -83,12 +98,15 @@ def tile(architecture: Architecture, head_dim: int, dtype: torch.dtype, kind: Ki
     if dtype == torch.float8_e4m3fn and not has_float8(architecture):
         raise UnsupportedError(f"{architecture} has no float8_e4m3fn for keys and values; use int8 or bfloat16")
     if architecture == "interpreter":
-        return _INTERPRETED[kind]
+        return _INTERPRETED
     size = dtype.itemsize
     fitting = [dim for arch, dim, itemsize, _ in TILES if (arch, itemsize) == (architecture, size) and dim >= head_dim]
     if not fitting:
         raise UnsupportedError(f"no attention tile on {architecture} for head_dim {head_dim} in {_name(dtype)}")
-    return TILES[architecture, min(fitting), size, kind]
+    return Tiles(*(TILES[architecture, min(fitting), size, kind] for kind in KINDS))
+
+
+_INTERPRETED = Tiles(wide=Tile(32, 16, 4, 2), narrow=Tile(16, 16, 4, 2))
 
 
 def has_float8(architecture: Architecture) -> bool:

@@ -11,8 +11,8 @@ from torch import Tensor
 from batchrun_kernels import Mask, Work
 from batchrun_kernels.pieces import Rules
 from batchrun_kernels.reference import ReferenceAttention
-from batchrun_kernels.triton.attend import attend_launch, empty_partials, rows_together
-from batchrun_kernels.triton.configs import architecture
+from batchrun_kernels.triton.attend import attend_launch, empty_partials
+from batchrun_kernels.triton.configs import KINDS, architecture, tiles
 from batchrun_kernels.triton.lists import to_device
 from batchrun_kernels.triton.merge import merge_launch
 from batchrun_kernels.triton.pool import Pool
@@ -53,8 +53,9 @@ def run(step: Step, pool: Pool, mask: Mask, rules: Rules, device: torch.device) 
     partials = empty_partials(lists, q, pool.values.shape[3])
     partials.values.fill_(math.nan)
     partials.lse.fill_(math.nan)
-    for kind in ("wide", "narrow"):
-        attend_launch(q, moved, lists, mask, out, partials, kind, architecture(device)).run()
+    cut = tiles(architecture(device), max(q.shape[2], pool.values.shape[3]), pool.keys.dtype)
+    for kind in KINDS:
+        attend_launch(q, moved, lists, mask, out, partials, kind, cut).run()
     merge_launch(partials, lists, mask.sinks, out).run()
     return out.cpu()
 
@@ -126,7 +127,7 @@ def test_a_kv_head_of_more_query_heads_than_a_tile_has_rows(device: torch.device
     """Twenty, in two programs of ten, and seventeen, each by itself."""
     shape = Shape(heads=heads, kv_heads=kv_heads)
     step = make_step(((1, 20), (3, 9)), shape)
-    group = rows_together(heads // kv_heads, architecture(device), 24, torch.float32)
+    group = tiles(architecture(device), 24, torch.float32).heads_together(heads // kv_heads)
     assert group == (10 if kv_heads == 2 else 1)
     mask = Mask(0.35, sinks=torch.linspace(-2.0, 3.0, heads))
     got = run(step, Pool(step.keys, step.values), mask, Rules(group=group, block_size=4, wide_rows=32), device)
