@@ -26,6 +26,15 @@ typedef int int8 __attribute__((vector_size(32), aligned(4), may_alias));
 #define SCORE_STRIDE 80
 #define TILE_ROWS 48
 
+/* A matrix product's arguments and the number of groups that its rows are taken in. */
+struct product {
+    const float *x;      /* [m][k] */
+    const float *packed; /* [ceil(n / 16)][k][16], zeros behind column n */
+    const float *bias;   /* [n] or null */
+    float *y;            /* [m][n] */
+    long m, n, k, groups;
+};
+
 /* Attention's arguments, as native_attention.py fills them in. */
 struct attend {
     const float *q;         /* [tokens][heads][key_dim] */
@@ -56,6 +65,7 @@ struct run {
 #include "exp.h"
 #include "elementwise.h"
 #include "attention.h"
+#include "ceiling.h"
 #undef NAME
 #pragma GCC pop_options
 #define HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
@@ -67,6 +77,7 @@ struct run {
 #include "exp.h"
 #include "elementwise.h"
 #include "attention.h"
+#include "ceiling.h"
 #undef NAME
 
 static int portable_only;
@@ -132,4 +143,14 @@ void batchrun_write(const float *key, long key_token, long key_head, const float
                    value_dim * sizeof(float));
         }
     }
+}
+
+float batchrun_read(const float *x, long n)
+{
+    return CALL(read, x, n);
+}
+
+float batchrun_multiply_add(long n)
+{
+    return CALL(multiply_add, n);
 }
