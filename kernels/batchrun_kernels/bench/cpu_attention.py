@@ -16,6 +16,7 @@ from batchrun_kernels.reference import ReferenceAttention
 _HEADS, _LAYER, _BLOCK = 9, KVLayer(3, 64, 64), 16
 _BATCHES = (32, 64)
 _CONTEXTS = (300, 1500)
+_KV_DTYPES = (torch.float32, torch.float16)
 _CHUNK, _BEHIND = 512, (0, 1024, 4096)
 _CHECKED_STEP = 61
 # Averages of values of size one, in float32.
@@ -58,36 +59,39 @@ class _Checked:
 def attention_cases() -> Iterator[Case]:
     for batch in _BATCHES:
         lens = tuple(int(length) for length in torch.linspace(*_CONTEXTS, batch))
-        yield _case("decode", f"{batch} rows behind {_CONTEXTS[0]}-{_CONTEXTS[1]}", (1,) * batch, lens)
+        for dtype in _KV_DTYPES:
+            yield _case("decode", f"{batch} rows behind {_CONTEXTS[0]}-{_CONTEXTS[1]}", (1,) * batch, lens, dtype)
     for behind in _BEHIND:
-        yield _case("chunk", f"{_CHUNK} rows behind {behind}", (_CHUNK,), (behind + _CHUNK,))
+        for dtype in _KV_DTYPES:
+            yield _case("chunk", f"{_CHUNK} rows behind {behind}", (_CHUNK,), (behind + _CHUNK,), dtype)
 
 
-def _case(operation: str, size: str, q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> Case:
+def _case(operation: str, size: str, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], kv_dtype: torch.dtype) -> Case:
     seen = sum(q * kv - q * (q - 1) // 2 for q, kv in zip(q_lens, kv_lens, strict=True))
     kv_floats = sum(kv_lens) * _LAYER.num_kv_heads * (_LAYER.key_dim + _LAYER.value_dim)
     q_floats = sum(q_lens) * _HEADS * (_LAYER.key_dim + _LAYER.value_dim)
     return Case(
         operation,
-        size,
-        num_bytes=4 * (kv_floats + q_floats),
+        f"{size}, {str(kv_dtype).removeprefix('torch.')}",
+        num_bytes=kv_dtype.itemsize * kv_floats + 4 * q_floats,
         num_flops=2 * seen * _HEADS * (_LAYER.key_dim + _LAYER.value_dim),
-        prepare=partial(_prepare, q_lens, kv_lens),
+        prepare=partial(_prepare, q_lens, kv_lens, kv_dtype),
     )
 
 
-def _prepare(q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> Prepared:
+def _prepare(q_lens: tuple[int, ...], kv_lens: tuple[int, ...], kv_dtype: torch.dtype) -> Prepared:
+    """Keys and values are rounded to `kv_dtype` before anything reads them; torch has them in float32."""
     random = torch.Generator().manual_seed(0)
     work = _work(q_lens, kv_lens, random)
     num_blocks = int(work.block_table.max()) + 1
-    keys, values = (torch.randn(num_blocks * _BLOCK, 3, 64, generator=random) for _ in range(2))
-    num_copies = num_cold(keys.nbytes + values.nbytes)
+    keys, values = torch.randn(2, num_blocks * _BLOCK, 3, 64, generator=random).to(kv_dtype).float()
+    num_copies = num_cold(2 * keys.numel() * kv_dtype.itemsize)
     q = torch.randn(sum(q_lens), _HEADS, 64, generator=random)
     mask = Mask(scale=64**-0.5)
     checked = _Checked.of(work)
 
-    def way(attention: Attention) -> Way:
-        pools = [_filled(attention, keys, values) for _ in range(num_copies)]
+    def way(attention: Attention, dtype: torch.dtype = torch.float32) -> Way:
+        pools = [_filled(attention, keys, values, dtype) for _ in range(num_copies)]
         plan = attention.plan(work)
 
         def call(copy: int) -> Tensor:
@@ -96,7 +100,7 @@ def _prepare(q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> Prepared:
         return Way(attention.name, call, checked.read)
 
     return Prepared(
-        (way(NativeAttention()), way(GatherAttention())),
+        (way(NativeAttention(), kv_dtype), way(GatherAttention())),
         partial(checked.reference, q, keys, values, mask),
         _TOLERANCE,
         num_copies,
@@ -117,7 +121,8 @@ def _filled(
     attention: Attention,
     keys: Tensor,  # float32 [num_slots, kv_heads, key_dim]
     values: Tensor,  # float32 [num_slots, kv_heads, value_dim]
+    dtype: torch.dtype = torch.float32,
 ) -> KVPool:
-    pool = attention.layout.allocate(len(keys) // _BLOCK, _BLOCK, _LAYER, torch.empty(0))
+    pool = attention.layout.allocate(len(keys) // _BLOCK, _BLOCK, _LAYER, torch.empty(0, dtype=dtype))
     attention.layout.write(pool, keys, values, torch.arange(len(keys)))
     return pool
