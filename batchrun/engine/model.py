@@ -17,7 +17,7 @@ from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.self_check import check, expect
 from batchrun.errors import ModelUnavailable
 from batchrun.quiet import quiet_transformers
-from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, native, select
+from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, check_kv_dtype, native, select
 from batchrun_kernels.cpu import GatherAttention
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Model:
     """`forward` on the device and in the dtype it was loaded with.
 
     `kv_layers` is what a pool must hold for it, `attention` what it was checked with, which is to read that pool.
-    `place` is a tensor of the model's dtype on its device.
+    `place` is a tensor of the model's dtype on its device, `kv_place` one of the dtype of keys and values.
     """
 
     def __init__(
@@ -43,18 +43,29 @@ class Model:
         needs: frozenset[Feature],
         attention: Attention,
         place: Tensor,
+        kv_place: Tensor,
     ) -> None:
         self.kv_layers = kv_layers
         self.needs = needs
         self.attention = attention
         self.place = place
+        self.kv_place = kv_place
         self._module = module
 
     @classmethod
-    def load(cls, folder: "Path", *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> "Model":
+    def load(
+        cls,
+        folder: "Path",
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        trust_remote_code: bool,
+        kv_dtype: torch.dtype | None = None,
+    ) -> "Model":
         """Reads safetensors weights and checks the model against its own eager attention.
 
-        Raises ModelUnavailable naming the architecture when it cannot be run exactly.
+        Raises ModelUnavailable naming the architecture when it cannot be run exactly, or when keys and values cannot
+        be kept in `kv_dtype`; None is `dtype`.
         """
         from transformers import AutoModelForCausalLM
 
@@ -70,10 +81,10 @@ class Model:
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelUnavailable(f"{folder} cannot be loaded: {reason}") from error
-        return cls.adopt(module.to(device))
+        return cls.adopt(module.to(device), kv_dtype)
 
     @classmethod
-    def adopt(cls, module: Any) -> "Model":
+    def adopt(cls, module: Any, kv_dtype: torch.dtype | None = None) -> "Model":
         """Takes over a transformers model that runs eager attention; see `load`."""
         from transformers import AttentionInterface
 
@@ -98,7 +109,14 @@ class Model:
                 attention = plain
                 if fusion is not None:
                     fusion.undo()
-        return cls(module, checked.kv_layers, checked.needs, attention, place)
+        kv_place = place.new_empty(0, dtype=kv_dtype)
+        try:
+            check_kv_dtype(attention, place.dtype, kv_place.dtype)
+        except UnsupportedError as error:
+            raise ModelUnavailable(f"{error}; leave out --kv-cache-dtype") from error
+        if kv_place.dtype != place.dtype:
+            check(module, expected, attention, kv_place)
+        return cls(module, checked.kv_layers, checked.needs, attention, place, kv_place)
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Logits [num_sampled, vocab]; writes the batch's keys and values to the cache on the way."""

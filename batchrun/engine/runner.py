@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from batchrun.checkpoint import Checkpoint
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+KVDTypeName = Literal["auto", "float16", "float32"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SWAP_AT_MOST = 4 << 30
 _log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class RunnerOptions:
     dtype: DTypeName = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     block_size: int = 16
+    kv_cache_dtype: KVDTypeName = "auto"
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     swap_space: int | None = None
@@ -43,6 +45,7 @@ class RunnerFacts:
 
     device: str
     dtype: str
+    kv_dtype: str
     kernel: str
     num_blocks: int
     block_size: int
@@ -74,14 +77,20 @@ class TorchRunner:
         assert checkpoint.folder is not None, "a checkpoint without files has no tensors"
         device = choose_device(options.device)
         dtype = choose_dtype(options.dtype, device)
-        model = Model.load(checkpoint.folder, dtype=dtype, device=device, trust_remote_code=options.trust_remote_code)
+        model = Model.load(
+            checkpoint.folder,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=options.trust_remote_code,
+            kv_dtype=_DTYPES.get(options.kv_cache_dtype, dtype),
+        )
         return cls.lay_out(model, options, checkpoint.spec.eos_token_ids)
 
     @classmethod
     def lay_out(cls, model: Model, options: RunnerOptions, eos_token_ids: tuple[int, ...]) -> "TorchRunner":
         """A runner for a loaded model; dtype and device of the options are not read."""
-        place = model.place
-        block_bytes = sum(layer.block_bytes(options.block_size, place.dtype) for layer in model.kv_layers.values())
+        place, kv_dtype = model.place, model.kv_place.dtype
+        block_bytes = sum(layer.block_bytes(options.block_size, kv_dtype) for layer in model.kv_layers.values())
         pool_bytes = options.kv_cache_memory
         if pool_bytes is None:
             pool_bytes = default_pool_bytes(place.device, gpu_memory_utilization=options.gpu_memory_utilization)
@@ -91,7 +100,7 @@ class TorchRunner:
                 f"{pool_bytes} bytes for keys and values hold no block of {options.block_size} tokens "
                 f"({block_bytes} bytes); raise --kv-cache-memory"
             )
-        cache = KVCache(num_blocks, options.block_size, model.attention, place)
+        cache = KVCache(num_blocks, options.block_size, model.attention, model.kv_place)
         for index, layer in model.kv_layers.items():
             cache.allocate(index, layer)
         swap_space = options.swap_space
@@ -101,12 +110,13 @@ class TorchRunner:
         runner = cls(model, cache, HostPool(cache, swap_space // block_bytes), eos_token_ids)
         facts = runner.facts
         _log.info(
-            "%s, %s, %s attention; %d blocks of %d tokens for keys and values (%.2f GiB)",
+            "%s, %s, %s attention; %d blocks of %d tokens for keys and values in %s (%.2f GiB)",
             facts.device,
             facts.dtype,
             facts.kernel,
             facts.num_blocks,
             facts.block_size,
+            facts.kv_dtype,
             facts.pool_bytes / (1 << 30),
         )
         return runner
@@ -117,6 +127,7 @@ class TorchRunner:
         return RunnerFacts(
             device=str(place.device),
             dtype=str(place.dtype).removeprefix("torch."),
+            kv_dtype=str(self._model.kv_place.dtype).removeprefix("torch."),
             kernel=self._cache.attention.name,
             num_blocks=self.num_blocks,
             block_size=self.block_size,

@@ -97,6 +97,7 @@ def _build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
         dtype=job.dtype,
         device=job.device,
         block_size=job.block_size,
+        kv_cache_dtype=job.kv_cache_dtype,
         kv_cache_memory=job.kv_cache_memory,
         gpu_memory_utilization=job.gpu_memory_utilization,
         swap_space=job.swap_space,
