@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from batchrun.checkpoint import Checkpoint
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+KVDTypeName = Literal["auto", "float16", "float32"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SWAP_AT_MOST = 4 << 30
 _log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class RunnerOptions:
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     block_size: int = 16
+    kv_cache_dtype: KVDTypeName = "auto"
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     swap_space: int | None = None
@@ -55,6 +57,7 @@ class RunnerFacts:
 
     device: str
     dtype: str
+    kv_dtype: str
     kernel: str
     num_blocks: int
     block_size: int
@@ -105,7 +108,11 @@ class TorchRunner:
         dtype = choose_dtype(options.dtype, device)
         try:
             model = Model.load(
-                checkpoint.folder, dtype=dtype, device=device, trust_remote_code=options.trust_remote_code
+                checkpoint.folder,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=options.trust_remote_code,
+                kv_dtype=_DTYPES.get(options.kv_cache_dtype, dtype),
             )
         except torch.OutOfMemoryError as error:
             raise ModelUnavailable(f"{checkpoint.spec.name} does not fit the memory of {device}") from error
@@ -118,8 +125,8 @@ class TorchRunner:
     @classmethod
     def lay_out(cls, model: Model, options: RunnerOptions, eos_token_ids: tuple[int, ...]) -> "TorchRunner":
         """A runner for a loaded model; dtype and device of the options are not read."""
-        place = model.place
-        block_bytes = sum(layer.block_bytes(options.block_size, place.dtype) for layer in model.kv_layers.values())
+        place, kv_dtype = model.place, model.kv_place.dtype
+        block_bytes = sum(layer.block_bytes(options.block_size, kv_dtype) for layer in model.kv_layers.values())
         pool_bytes = _pool_bytes(model, options) if options.kv_cache_memory is None else options.kv_cache_memory
         num_blocks = pool_bytes // block_bytes
         if num_blocks == 0:
@@ -128,7 +135,7 @@ class TorchRunner:
                 f"({block_bytes} bytes); raise --kv-cache-memory"
             )
         has_graphs = place.is_cuda and model.attention.supports_graphs and not options.enforce_eager
-        cache = KVCache(num_blocks + has_graphs, options.block_size, model.attention, place)
+        cache = KVCache(num_blocks + has_graphs, options.block_size, model.attention, model.kv_place)
         for index, layer in model.kv_layers.items():
             cache.allocate(index, layer)
         swap_space = options.swap_space
@@ -143,12 +150,13 @@ class TorchRunner:
         runner = cls(model, cache, host, eos_token_ids, num_blocks=num_blocks, queues=queues, graphs=graphs)
         facts = runner.facts
         _log.info(
-            "%s, %s, %s attention; %d blocks of %d tokens for keys and values (%.2f GiB)",
+            "%s, %s, %s attention; %d blocks of %d tokens for keys and values in %s (%.2f GiB)",
             facts.device,
             facts.dtype,
             facts.kernel,
             facts.num_blocks,
             facts.block_size,
+            facts.kv_dtype,
             facts.pool_bytes / (1 << 30),
         )
         return runner
@@ -159,6 +167,7 @@ class TorchRunner:
         return RunnerFacts(
             device=str(place.device),
             dtype=str(place.dtype).removeprefix("torch."),
+            kv_dtype=str(self._model.kv_place.dtype).removeprefix("torch."),
             kernel=self._cache.attention.name,
             num_blocks=self.num_blocks,
             block_size=self.block_size,

@@ -45,7 +45,7 @@ def measure_workspace(model: Model, num_tokens: int, num_seqs: int, block_size: 
     Raises torch.OutOfMemoryError when there is not so much beside the weights.
     """
     batch, num_blocks = _largest(num_tokens, min(num_seqs, num_tokens), block_size)
-    cache = KVCache(num_blocks, block_size, model.attention, model.place)
+    cache = KVCache(num_blocks, block_size, model.attention, model.kv_place)
     for index, layer in model.kv_layers.items():
         cache.allocate(index, layer)
     meter.start()

@@ -1,6 +1,7 @@
 """What a GPU's loop does beside computing: overlap, padding, replay, lack of memory. The same tokens, without a GPU."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +82,13 @@ class Hungry:
         if arguments["input_ids"].numel() > self._at_most:
             raise torch.OutOfMemoryError("no memory")
         return self._module(**arguments)
+
+
+def altered(model: Model, module: Any) -> Model:
+    """The model with another module that computes its logits."""
+    other = copy(model)
+    other._module = module
+    return other
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +184,7 @@ def test_a_step_without_the_memory_is_computed_in_halves_and_the_next_ones_are_s
     requests = make_requests(9)
     plain, _ = run(make_runner(model, 60, overlaps=False), requests, max_num_batched_tokens=64)
     runner = make_runner(model, 60, overlaps=True)
-    hungry = Model(Hungry(model._module, 9), model.kv_layers, model.needs, model.attention, model.place)
-    runner._model = hungry
+    runner._model = altered(model, Hungry(model._module, 9))
     found, engine = run(runner, requests, max_num_batched_tokens=64)
     assert found == plain
     assert engine.scheduler._budget < 64
@@ -185,7 +192,7 @@ def test_a_step_without_the_memory_is_computed_in_halves_and_the_next_ones_are_s
 
 def test_not_even_one_token_ends_the_job_with_the_remedy(model: Model) -> None:
     runner = make_runner(model, 60, overlaps=True)
-    runner._model = Model(Hungry(model._module, 0), model.kv_layers, model.needs, model.attention, model.place)
+    runner._model = altered(model, Hungry(model._module, 0))
     with pytest.raises(EngineFailed, match="lower --kv-cache-memory"):
         run(runner, make_requests(9))
 
@@ -207,7 +214,7 @@ def test_logits_that_are_not_finite_end_their_row_with_an_error_and_no_other(mod
     requests = [replace(one, sampling=SamplingParams(max_tokens=9)) for one in make_requests(9)]
     plain, _ = run(make_runner(model, 60, overlaps=False), requests)
     runner = make_runner(model, 60, overlaps=overlaps)
-    runner._model = Model(Broken(), model.kv_layers, model.needs, model.attention, model.place)
+    runner._model = altered(model, Broken())
     found, engine = run(runner, requests)
     assert len(found) == len(requests)
     (bad,) = [row for row, tokens in found.items() if tokens != plain[row]]

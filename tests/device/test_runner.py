@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from batchrun.checkpoint import resolve
+from batchrun.engine.batch import pack
 from batchrun.engine.memory import free_host_bytes
 from batchrun.engine.model import Model
 from batchrun.engine.request import SamplingParams
@@ -173,3 +174,29 @@ def test_a_containers_limit_bounds_the_memory_taken_for_free(tmp_path: Path) -> 
     assert free_host_bytes(tmp_path) == 2000000
     (tmp_path / "memory.max").write_text("max\n")
     assert free_host_bytes(tmp_path) > 1 << 20
+
+
+@pytest.mark.skipif(native.find() is None, reason="needs the C kernels: a C compiler at installation")
+def test_keys_and_values_in_float16_take_half_the_memory_for_nearly_the_same_logits() -> None:
+    whole = TorchRunner.lay_out(Model.adopt(make_model("llama", seed=5, head_dim=8)), OPTIONS, eos_token_ids=())
+    model = Model.adopt(make_model("llama", seed=5, head_dim=8), torch.float16)
+    runner = TorchRunner.lay_out(model, OPTIONS, eos_token_ids=())
+    assert (whole.facts.kv_dtype, runner.facts.kv_dtype, runner.facts.dtype) == ("float32", "float16", "float32")
+    assert (runner.block_bytes, runner.num_blocks) == (whole.block_bytes // 2, whole.num_blocks * 2)
+    pools = runner._cache.pools.values()
+    held = sum(tensor.numel() * tensor.element_size() for pool in pools for tensor in (pool.keys, pool.values))
+    assert held == runner.facts.pool_bytes
+    found = []
+    for one in (whole, runner):
+        sequence = make_sequence(0, make_prompts()[2], Blocks(one.num_blocks).take(7))
+        batch = pack(ScheduledBatch((next_item(sequence, 99),)), BLOCK, torch.device("cpu"))
+        with torch.inference_mode():
+            found.append(one._model.forward(batch, one._cache))
+    # Eleven bits of keys and values through two layers; logits reach 8.
+    assert 0 < (found[0] - found[1]).abs().max() < 2e-2
+
+
+def test_float16_keys_are_refused_where_no_attention_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "find", lambda: None)
+    with pytest.raises(ModelUnavailable, match="the torch attention keeps keys and values in float32 here, not in fl"):
+        Model.adopt(make_model("llama", head_dim=8), torch.float16)
