@@ -175,6 +175,11 @@ class TorchRunner:
             host_bytes=self.num_host_slots * self.block_bytes,
         )
 
+    @property
+    def num_graphs(self) -> int:
+        """Steps that are recorded as device graphs."""
+        return self._graphs.num_recorded if self._graphs is not None else 0
+
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> "_Computing":
         """Raises EngineFailed when not even a single token fits the device's memory."""

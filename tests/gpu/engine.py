@@ -132,9 +132,9 @@ def _rows(machine: Machine) -> Result:
         ran = run_engine(runner, requests, preemption=preemption, seats=32)
         unequal = [row for row, tokens in expected.items() if ran.tokens.get(row) != tokens]
         counters = ran.counters
-        outcome = f"{counters.preemptions} preempted, {len(unequal)} rows differ"
+        outcome = f"{counters.preemptions} preempted, {runner.num_graphs} graphs, {len(unequal)} rows differ"
         said.append(f"{preemption} in {num_blocks} blocks: {outcome}")
-        if unequal or (preemption != "auto" and not counters.preemptions):
+        if unequal or (preemption != "auto" and not counters.preemptions) or machine.is_gpu > runner.num_graphs:
             wrong.append(preemption)
     if model.attention.name != "triton":
         wrong.append("attention")
