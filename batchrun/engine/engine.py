@@ -99,7 +99,8 @@ class Engine:
         now = self._clock()
         # A device begins a step when it has ended the one before, however early it was launched.
         elapsed, self._last_ended = now - max(flight.began, self._last_ended), now
-        self.scheduler.costs.observe_compute(flight.batch.num_tokens, elapsed - sampled.swap_seconds)
+        computing = elapsed if self._runner.overlaps else elapsed - sampled.swap_seconds
+        self.scheduler.costs.observe_compute(flight.batch.num_tokens, computing)
         self.scheduler.costs.observe_swap(sampled.swap_bytes, sampled.swap_seconds)
         completions = self.scheduler.update(flight.batch, sampled, self._stops.find)
         for completion in completions:
