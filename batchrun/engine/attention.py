@@ -29,12 +29,12 @@ _HARMLESS = frozenset(
 )
 
 
-def run_packed(module: Any, batch: ForwardBatch, cache: KVCache) -> Tensor:
-    """Logits [num_sampled, vocab] of a transformers model whose attention is `paged_attention`.
+def run_packed(module: Any, batch: ForwardBatch, cache: KVCache, plan: Any) -> Tensor:
+    """Logits [num_sampled, vocab] of a transformers model whose attention is `paged_attention`, planned for the batch.
 
     No mask is made: transformers makes none for an attention without a registered mask function.
     """
-    cache.begin(batch)
+    cache.begin(batch, plan)
     output = module(
         input_ids=batch.input_ids,
         position_ids=batch.positions,

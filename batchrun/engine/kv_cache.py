@@ -68,10 +68,10 @@ class KVCache:
         """Bytes of one block in all layers that have been allocated."""
         return sum(layer.block_bytes(self.block_size, self._place.dtype) for layer in self.layers.values())
 
-    def begin(self, step: ForwardBatch) -> None:
-        """All layers' `update`s up to the next `begin` belong to this step."""
+    def begin(self, step: ForwardBatch, plan: Any) -> None:
+        """All layers' `update`s up to the next `begin` belong to this step; `plan` is the attention's for it."""
         self._step = step
-        self._plan = self.attention.plan(step.work)
+        self._plan = plan
 
     def update(
         self,

@@ -3,7 +3,29 @@
 Knows torch only; the engine (`batchrun`) imports this package, never the other way round.
 """
 
-from batchrun_kernels.contract import Attention, Feature, KVLayer, KVPool, Layout, Mask, UnsupportedError, Work
-from batchrun_kernels.select import select
+from batchrun_kernels.contract import (
+    Attention,
+    Feature,
+    GraphPlan,
+    KVLayer,
+    KVPool,
+    Layout,
+    Mask,
+    UnsupportedError,
+    Work,
+)
+from batchrun_kernels.select import check_kv_dtype, select
 
-__all__ = ["Attention", "Feature", "KVLayer", "KVPool", "Layout", "Mask", "UnsupportedError", "Work", "select"]
+__all__ = [
+    "Attention",
+    "Feature",
+    "GraphPlan",
+    "KVLayer",
+    "KVPool",
+    "Layout",
+    "Mask",
+    "UnsupportedError",
+    "Work",
+    "check_kv_dtype",
+    "select",
+]

@@ -1,7 +1,8 @@
 """The words that the engine and the attention kernels share; see `Attention`."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class Work:
 
     q_lens: tuple[int, ...]
     kv_lens: tuple[int, ...]
-    block_table: Tensor  # int32 [num_items, max_blocks]
+    block_table: Tensor  # int32 [num_items, max_blocks], on the host
     block_size: int
 
 
@@ -85,7 +86,7 @@ class Layout(Protocol):
         value: Tensor,  # [num_tokens, kv_heads, value_dim]
         slots: Tensor,  # int64 [num_tokens]
     ) -> None:
-        """Puts every token's key and value into its slot."""
+        """Puts every token's key and value into its slot; tokens that pad a batch may share one nobody reads."""
         ...
 
     def copy_slots(
@@ -98,15 +99,34 @@ class Layout(Protocol):
         ...
 
 
+class GraphPlan(Protocol):
+    """A step's plan on a device. A graph captured with it reads its memory: keep it as long as the graph."""
+
+    @property
+    def shape(self) -> Hashable:
+        """Equal for two plans that one captured graph can serve, with `refill`."""
+        ...
+
+    def refill(self, other: Self) -> None:
+        """Becomes `other`, of equal shape, in place: queues copies on the current stream, allocates nothing."""
+        ...
+
+
 class Attention(Protocol):
     """Attention over the block table: what depends on the step is planned once and shared by all layers.
 
-    Slots that no item's positions cover may hold anything, NaN included.
+    Slots that no item's positions cover may hold anything, NaN included. q may have more rows than the work has
+    tokens: the rows behind pad the batch, are not read, and their results are zero.
+
+    Where `supports_graphs`, plans are `GraphPlan`s, and `attend` and the layout only queue work on the current
+    stream, as long as every layer has attended once, outside of a graph, before the plan is made: in the first step
+    kernels are compiled and it becomes known which layers there are.
     """
 
     name: str
     features: frozenset[Feature]
     layout: Layout
+    supports_graphs: bool
 
     def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
         """Whether it can attend to such keys and values."""
@@ -118,11 +138,11 @@ class Attention(Protocol):
 
     def attend(
         self,
-        q: Tensor,  # [num_tokens, num_heads, head_dim]
+        q: Tensor,  # [num_rows, num_heads, head_dim], num_rows >= num_tokens
         keys: Tensor,  # as the layout made them
         values: Tensor,
         plan: Any,
         mask: Mask,
     ) -> Tensor:
-        """[num_tokens, num_heads, value_dim], contiguous, in q's dtype; query head h reads kv head h // group."""
+        """[num_rows, num_heads, value_dim], contiguous, in q's dtype; query head h reads kv head h // group."""
         ...

@@ -22,7 +22,7 @@ class Rules:
     block_size: int
     wide_rows: int = 64
     narrow_rows: int = 16
-    wide_piece: int = 2048
+    wide_piece: int = 4096
     narrow_piece: int = 512
     window: int | None = None
     # A shared prefix is computed once for its sequences from here on; below, each sequence reads it by itself.

@@ -13,6 +13,7 @@ class ReferenceAttention:
     name = "reference"
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
     layout: Layout = SlotMajor()
+    supports_graphs = False
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         self._dtype = dtype
@@ -32,7 +33,7 @@ class ReferenceAttention:
         mask: Mask,
     ) -> Tensor:
         """[num_tokens, num_heads, value_dim] in q's dtype."""
-        out = q.new_empty(q.shape[0], q.shape[1], values.shape[-1])
+        out = q.new_zeros(q.shape[0], q.shape[1], values.shape[-1])
         row = 0
         for item, (q_len, kv_len) in enumerate(zip(plan.q_lens, plan.kv_lens, strict=True)):
             for position in range(kv_len - q_len, kv_len):

@@ -26,7 +26,7 @@ SHARED_BYTES = {"sm_80": 99 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "
 # The instructions of tensor cores at their full rate, in tiles of at least 64 rows.
 WIDE = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "v_mfma"}
 NARROW = {"sm_80": "HMMA", "sm_90": "HMMA", "sm_100": "HMMA", "gfx942": "v_mfma"}
-KERNELS = {"attend", "merge", "write_kv", "rope", "copy_blocks", "add_rms_norm", "silu_mul", "sample", "linear_lse"}
+KERNELS = {"attend", "merge", "write_kv", "rope", "copy_blocks", "add_rms_norm", "glu", "sample", "linear_lse"}
 
 Report = dict[str, Any]
 
@@ -57,7 +57,8 @@ def test_kernels_fit_the_target_and_use_its_tensor_cores(reports: dict[str, list
         kernel, *rest = report["name"].split()
         assert report["spills"] == 0, report
         assert report["shared_bytes"] <= SHARED_BYTES[target], report
-        if kernel in ("attend", "linear_lse"):
+        # No tensor core multiplies float32 to float32's precision.
+        if kernel in ("attend", "linear_lse") and "float32" not in rest:
             rows = int(rest[1] if kernel == "attend" else rest[0])
             expected = WIDE if rows >= 64 else NARROW
             assert report["matrix"].get(expected[target], 0) > 0, report

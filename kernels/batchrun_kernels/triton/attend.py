@@ -1,7 +1,8 @@
 """Attention of one kind of tile: each program does one item of a work list for one kv head.
 
-Row m of a tile is query token m // GROUP of the item and the kv head's query head m % GROUP. Scores and sums are
-float32 in base 2. The mask is `seen <= position` and the window: nothing else tells a chunk from a decode row.
+Row m of a tile is query token m // GROUP of the item and the kv head's query head m % GROUP. A kv head of more query
+heads than a narrow tile has rows is SPLIT programs, each for an equal part of them. Scores and sums are float32 in
+base 2. The mask is `seen <= position` and the window: nothing else tells a chunk from a decode row.
 """
 
 import torch
@@ -10,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from batchrun_kernels.contract import Mask
-from batchrun_kernels.triton.configs import Architecture, Kind, tile
+from batchrun_kernels.triton.configs import Kind, Tiles
 from batchrun_kernels.triton.launch import Launch
 from batchrun_kernels.triton.lists import NARROW, WIDE, DeviceLists
 from batchrun_kernels.triton.pool import Partials, Pool
@@ -64,13 +65,14 @@ def attend_kernel(
     HEAD_PAD: tl.constexpr,
     VALUE_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ) -> None:
     number = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // SPLIT
     if number >= tl.load(counts_ptr + COUNT):
         return
     q_lo = tl.load(items_ptr + number * 6)
@@ -83,7 +85,7 @@ def attend_kernel(
     row = tl.arange(0, ROWS)
     is_row = row < q_len * GROUP  # [ROWS]
     token = q_lo + row // GROUP
-    head = kv_head * GROUP + row % GROUP
+    head = tl.program_id(1) * GROUP + row % GROUP
     k_dim = tl.arange(0, HEAD_PAD)
     v_dim = tl.arange(0, VALUE_PAD)
     # Rows beyond the item stand before every position: they see nothing.
@@ -157,7 +159,7 @@ def attend_launch(
     out: Tensor,  # [num_tokens, num_heads, value_dim], q's dtype; final results
     partials: Partials,
     kind: Kind,
-    architecture: Architecture,
+    tiles: Tiles,
 ) -> Launch:
     """Fills the rows of `out`, and of `partials`, that the list's items of one kind own."""
     num_tokens, num_heads, head_dim = q.shape
@@ -171,14 +173,14 @@ def attend_launch(
     assert pool.is_quantised or pool.keys.dtype == q.dtype, (pool.keys.dtype, q.dtype)
     partials.check(lists.num_slots, num_heads, value_dim)
     assert mask.sinks is None or (mask.sinks.shape == (num_heads,) and mask.sinks.is_contiguous()), mask.sinks
-    config = tile(architecture, max(head_dim, value_dim), pool.keys.dtype, kind)
-    group = num_heads // kv_heads
-    assert group <= config.rows, (group, config)
+    config = tiles.of(kind)
+    group = tiles.heads_together(num_heads // kv_heads)
+    split = num_heads // kv_heads // group
     items = lists.wide if kind == "wide" else lists.narrow
     key_strides, value_strides = pool.scale_strides
     return Launch(
         attend_kernel,
-        (len(items), kv_heads),
+        (len(items), kv_heads * split),
         {
             "q_ptr": q,
             "k_ptr": pool.keys,
@@ -211,6 +213,7 @@ def attend_launch(
             "HEAD_PAD": max(16, triton.next_power_of_2(head_dim)),
             "VALUE_PAD": max(16, triton.next_power_of_2(value_dim)),
             "BLOCK_SIZE": block_size,
+            "SPLIT": split,
             "ROWS": config.rows,
             "TOKENS": config.tokens,
             "WINDOW": mask.window or 0,

@@ -10,9 +10,9 @@ import torch
 
 from batchrun_kernels.contract import Mask
 from batchrun_kernels.pieces import Merges
-from batchrun_kernels.triton.activation import silu_mul_launch
+from batchrun_kernels.triton.activation import glu_launch
 from batchrun_kernels.triton.attend import attend_launch, empty_partials
-from batchrun_kernels.triton.configs import TILES, Architecture, Kind
+from batchrun_kernels.triton.configs import TILES, Architecture, Kind, has_float8, tiles
 from batchrun_kernels.triton.copy_blocks import copy_blocks_launch
 from batchrun_kernels.triton.launch import Launch
 from batchrun_kernels.triton.linear_lse import empty_slices, linear_lse_launch
@@ -34,23 +34,21 @@ def cases(architecture: Architecture) -> Iterator[Case]:
     """Named `kernel kind rows head_dim dtype [switches]`."""
     for arch, head_dim, itemsize, kind in TILES:
         if arch == architecture:
-            dtypes = [torch.bfloat16] if itemsize == 2 else [torch.int8]
-            if itemsize == 1 and _has_float8(architecture):
-                dtypes.append(torch.float8_e4m3fn)
-            for dtype in dtypes:
+            for dtype in _dtypes(architecture, itemsize):
                 yield _attend(architecture, head_dim, dtype, kind, Mask(0.1), "")
     everything = Mask(0.1, window=1024, softcap=30.0, sinks=torch.zeros(_HEADS))
     yield _attend(architecture, 128, torch.bfloat16, "wide", everything, " all")
     yield _attend(architecture, 128, torch.bfloat16, "narrow", everything, " all")
     yield _merge()
     yield from _layers()
-    for dtype in [torch.bfloat16, torch.int8, *([torch.float8_e4m3fn] if _has_float8(architecture) else [])]:
+    for dtype in [torch.bfloat16, *_dtypes(architecture, 1)]:
         yield _write_kv(dtype)
 
 
-def _has_float8(architecture: Architecture) -> bool:
-    """Of the kind e4m3fn; gfx942 has another."""
-    return architecture in ("sm_90", "sm_100")
+def _dtypes(architecture: Architecture, itemsize: int) -> list[torch.dtype]:
+    """A dtype of that size, and each that is compiled otherwise, as far as the architecture has it."""
+    listed = {4: [torch.float32], 2: [torch.bfloat16], 1: [torch.int8, torch.float8_e4m3fn]}
+    return [dtype for dtype in listed[itemsize] if dtype != torch.float8_e4m3fn or has_float8(architecture)]
 
 
 def _lists() -> DeviceLists:
@@ -63,11 +61,12 @@ def _lists() -> DeviceLists:
 def _attend(
     architecture: Architecture, head_dim: int, dtype: torch.dtype, kind: Kind, mask: Mask, switches: str
 ) -> Case:
-    q = torch.zeros(1, _HEADS, head_dim, dtype=torch.bfloat16)
+    q = torch.zeros(1, _HEADS, head_dim, dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16)
     lists = _lists()
     partials = empty_partials(lists, q, head_dim)
     pool = _pool(head_dim, dtype)
-    launch = attend_launch(q, pool, lists, mask, torch.empty_like(q), partials, kind, architecture)
+    cut = tiles(architecture, head_dim, dtype)
+    launch = attend_launch(q, pool, lists, mask, torch.empty_like(q), partials, kind, cut)
     name = str(dtype).removeprefix("torch.")
     return f"attend {kind} {launch.constants['ROWS']} {head_dim} {name}{switches}", launch
 
@@ -102,7 +101,9 @@ def _layers() -> Iterator[Case]:
     yield "add_rms_norm 4096", add_rms_norm_launch(x, x.clone(), x[0], x.clone(), 1e-5)
     yield "add_rms_norm 4096 plus_one", add_rms_norm_launch(x, x.clone(), x[0], x.clone(), 1e-5, plus_one=True)
     gate_up = torch.zeros(1, 2 * 14336, dtype=torch.bfloat16)
-    yield "silu_mul 14336", silu_mul_launch(gate_up, torch.zeros(1, 14336, dtype=torch.bfloat16))
+    out = torch.zeros(1, 14336, dtype=torch.bfloat16)
+    yield "glu 14336 silu", glu_launch(gate_up, out, "silu")
+    yield "glu 14336 gelu_tanh", glu_launch(gate_up, out, "gelu_tanh")
     blocks = torch.zeros(2, 1, _BLOCK, _KV_HEADS, 128, dtype=torch.bfloat16)
     ids = torch.zeros(1, dtype=torch.int32)
     yield "sample 128256", _sample()

@@ -13,6 +13,7 @@ from batchrun_kernels.contract import UnsupportedError
 # "interpreter" is no architecture: small tiles for tensors on the CPU, so that short inputs have many of them.
 Architecture = Literal["sm_80", "sm_90", "sm_100", "gfx942", "interpreter"]
 Kind = Literal["wide", "narrow"]
+KINDS: tuple[Kind, Kind] = ("wide", "narrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ TILES: dict[tuple[Architecture, int, int, Kind], Tile] = {
     ("sm_80", 256, 2, "narrow"): Tile(16, 32, 4, 2),
     ("sm_80", 128, 1, "wide"): Tile(64, 32, 4, 2),
     ("sm_80", 128, 1, "narrow"): Tile(16, 64, 4, 2),
+    ("sm_80", 128, 4, "wide"): Tile(32, 16, 8, 2),
+    ("sm_80", 128, 4, "narrow"): Tile(16, 32, 8, 2),
     ("sm_90", 64, 2, "wide"): Tile(128, 64, 4, 3),
     ("sm_90", 64, 2, "narrow"): Tile(16, 64, 4, 3),
     ("sm_90", 128, 2, "wide"): Tile(64, 64, 4, 3),
@@ -43,6 +46,8 @@ TILES: dict[tuple[Architecture, int, int, Kind], Tile] = {
     ("sm_90", 256, 2, "narrow"): Tile(16, 64, 4, 2),
     ("sm_90", 128, 1, "wide"): Tile(64, 64, 4, 3),
     ("sm_90", 128, 1, "narrow"): Tile(16, 64, 4, 3),
+    ("sm_90", 128, 4, "wide"): Tile(32, 16, 8, 2),
+    ("sm_90", 128, 4, "narrow"): Tile(16, 32, 8, 2),
     ("sm_100", 64, 2, "wide"): Tile(128, 64, 4, 3),
     ("sm_100", 64, 2, "narrow"): Tile(16, 64, 4, 3),
     ("sm_100", 128, 2, "wide"): Tile(64, 64, 4, 3),
@@ -51,6 +56,8 @@ TILES: dict[tuple[Architecture, int, int, Kind], Tile] = {
     ("sm_100", 256, 2, "narrow"): Tile(16, 64, 4, 2),
     ("sm_100", 128, 1, "wide"): Tile(64, 64, 4, 3),
     ("sm_100", 128, 1, "narrow"): Tile(16, 64, 4, 3),
+    ("sm_100", 128, 4, "wide"): Tile(32, 16, 8, 2),
+    ("sm_100", 128, 4, "narrow"): Tile(16, 32, 8, 2),
     ("gfx942", 64, 2, "wide"): Tile(64, 64, 4, 2),
     ("gfx942", 64, 2, "narrow"): Tile(16, 64, 4, 2),
     ("gfx942", 128, 2, "wide"): Tile(64, 64, 4, 2),
@@ -59,29 +66,64 @@ TILES: dict[tuple[Architecture, int, int, Kind], Tile] = {
     ("gfx942", 256, 2, "narrow"): Tile(16, 32, 4, 2),
     ("gfx942", 128, 1, "wide"): Tile(64, 32, 4, 2),
     ("gfx942", 128, 1, "narrow"): Tile(16, 64, 4, 2),
+    ("gfx942", 128, 4, "wide"): Tile(32, 16, 8, 2),
+    ("gfx942", 128, 4, "narrow"): Tile(16, 32, 8, 2),
 }
 
-_INTERPRETED = {"wide": Tile(32, 16, 4, 2), "narrow": Tile(16, 16, 4, 2)}
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
 
-def tile(architecture: Architecture, head_dim: int, dtype: torch.dtype, kind: Kind) -> Tile:
-    """The entry for keys and values of `dtype`, of the smallest head_dim listed that holds `head_dim`.
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Of both kinds."""
 
-    float32 is for checks: it takes the tiles of two bytes, whatever they cost.
+    wide: Tile
+    narrow: Tile
+
+    def of(self, kind: Kind) -> Tile:
+        return self.wide if kind == "wide" else self.narrow
+
+    def heads_together(self, group: int) -> int:
+        """Of the `group` query heads of a kv head, how many a tile holds beside each other: all, or an equal part."""
+        return max(num for num in range(1, min(group, self.narrow.rows) + 1) if group % num == 0)
+
+
+def tiles(architecture: Architecture, head_dim: int, dtype: torch.dtype) -> Tiles:
+    """The entries for keys and values of `dtype`, of the smallest head_dim listed that holds `head_dim`.
+
+    Raises UnsupportedError for what the architecture lacks or the table does not list.
     """
+    if dtype not in _DTYPES:
+        raise UnsupportedError(f"no attention tile for keys and values in {_name(dtype)}")
+    if dtype == torch.float8_e4m3fn and not has_float8(architecture):
+        raise UnsupportedError(f"{architecture} has no float8_e4m3fn for keys and values; use int8 or bfloat16")
     if architecture == "interpreter":
-        return _INTERPRETED[kind]
-    size = min(dtype.itemsize, 2)
+        return _INTERPRETED
+    size = dtype.itemsize
     fitting = [dim for arch, dim, itemsize, _ in TILES if (arch, itemsize) == (architecture, size) and dim >= head_dim]
     if not fitting:
-        raise UnsupportedError(f"no attention tile on {architecture} for head_dim {head_dim} in {dtype}")
-    return TILES[architecture, min(fitting), size, kind]
+        raise UnsupportedError(f"no attention tile on {architecture} for head_dim {head_dim} in {_name(dtype)}")
+    return Tiles(*(TILES[architecture, min(fitting), size, kind] for kind in KINDS))
+
+
+_INTERPRETED = Tiles(wide=Tile(32, 16, 4, 2), narrow=Tile(16, 16, 4, 2))
+
+
+def has_float8(architecture: Architecture) -> bool:
+    """Of the kind e4m3fn; gfx942 has another, and sm_80's tiles serve GPUs that have none."""
+    return architecture in ("sm_90", "sm_100", "interpreter")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def architecture(device: torch.device) -> Architecture:
     """The column of the table for a device; raises UnsupportedError for one the table has not."""
     if device.type == "cpu":
         return "interpreter"
+    if not torch.cuda.is_available():
+        raise UnsupportedError(f"no usable GPU for device {device}")
     if device.type == "cuda" and torch.version.hip is not None:
         name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
         if name == "gfx942":

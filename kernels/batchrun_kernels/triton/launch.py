@@ -32,7 +32,10 @@ class Launch:
         """Does nothing for an empty grid."""
         if all(self.grid):
             options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-            self.kernel[self.grid](**self.arguments, **self.constants, **options)
+            # Triton launches on the current device, wherever the tensors are.
+            placed = next(one for one in self.arguments.values() if isinstance(one, Tensor))
+            with torch.cuda.device_of(placed):  # type: ignore[no-untyped-call]
+                self.kernel[self.grid](**self.arguments, **self.constants, **options)
 
     @property
     def signature(self) -> dict[str, str]:

@@ -3,9 +3,11 @@
 import math
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from batchrun_kernels import Work
+from batchrun_kernels.triton.configs import architecture, has_float8
 from tests.kernels.steps import Step
 
 
@@ -44,3 +46,9 @@ def make_step(
             values[block, :filled] = torch.randn(filled, shape.kv_heads, shape.value_dim, generator=random)
     q = torch.randn(sum(q_len for q_len, _ in lens), shape.heads, shape.head_dim, generator=random)
     return Step(q, keys, values, Work(tuple(q for q, _ in lens), tuple(kv for _, kv in lens), table, size))
+
+
+def skip_without(dtype: torch.dtype, device: torch.device) -> None:
+    """Skips a test of float8 on a GPU that has none; there it is refused by name."""
+    if dtype == torch.float8_e4m3fn and not has_float8(architecture(device)):
+        pytest.skip("needs a GPU with float8_e4m3fn")

@@ -12,13 +12,12 @@ from batchrun_kernels import Mask, Work
 from batchrun_kernels.pieces import Rules
 from batchrun_kernels.reference import ReferenceAttention
 from batchrun_kernels.triton.attend import attend_launch, empty_partials
-from batchrun_kernels.triton.attention import TritonAttention
-from batchrun_kernels.triton.configs import architecture
+from batchrun_kernels.triton.configs import KINDS, architecture, tiles
 from batchrun_kernels.triton.lists import to_device
 from batchrun_kernels.triton.merge import merge_launch
 from batchrun_kernels.triton.pool import Pool
 from batchrun_kernels.worklist import Planner
-from tests.kernels.interpreted.steps import Shape, Step, make_step
+from tests.kernels.interpreted.steps import Shape, Step, make_step, skip_without
 from tests.kernels.worklists import random_work
 
 SHAPE = Shape()
@@ -54,8 +53,9 @@ def run(step: Step, pool: Pool, mask: Mask, rules: Rules, device: torch.device) 
     partials = empty_partials(lists, q, pool.values.shape[3])
     partials.values.fill_(math.nan)
     partials.lse.fill_(math.nan)
-    for kind in ("wide", "narrow"):
-        attend_launch(q, moved, lists, mask, out, partials, kind, architecture(device)).run()
+    cut = tiles(architecture(device), max(q.shape[2], pool.values.shape[3]), pool.keys.dtype)
+    for kind in KINDS:
+        attend_launch(q, moved, lists, mask, out, partials, kind, cut).run()
     merge_launch(partials, lists, mask.sinks, out).run()
     return out.cpu()
 
@@ -69,7 +69,7 @@ def expected(step: Step, mask: Mask) -> Tensor:
     return ReferenceAttention().attend(wide.q, wide.keys, wide.values, wide.work, mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_equals_the_reference(device: torch.device, name: str, dtype: torch.dtype) -> None:
     step = cast(make_step(LENS, SHAPE, shared=SHARED), dtype)
@@ -77,10 +77,11 @@ def test_attention_equals_the_reference(device: torch.device, name: str, dtype: 
     torch.testing.assert_close(got.double(), expected(step, MASKS[name]), rtol=0, atol=ATOL[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("name", ["plain", "all"])
 def test_a_quantised_pool_is_read_with_its_scales(device: torch.device, name: str, dtype: torch.dtype) -> None:
     """A scale for each token and head of the keys, one for all of the values; unread scales are NaN as well."""
+    skip_without(dtype, device)
     step = make_step(LENS, SHAPE, shared=SHARED)
     most = 127 if dtype == torch.int8 else 448
     key_scales = step.keys.abs().amax(-1) / most
@@ -121,18 +122,16 @@ def test_random_trees_splits_and_windows(device: torch.device, seed: int) -> Non
     torch.testing.assert_close(got.double(), expected(step, mask), rtol=0, atol=ATOL[torch.float32])
 
 
-def test_the_engines_contract_is_kept_step_after_step(device: torch.device) -> None:
-    """Two decode steps of one planner, with layers of two windows in each."""
-    attention = TritonAttention(device)
-    for grown in range(2):
-        lens = tuple((1, kv_len + grown) for kv_len in (5, 11, 30))
-        step = make_step(lens, SHAPE)
-        plan = attention.plan(step.work)
-        for mask in (MASKS["plain"], MASKS["window"]):
-            args = (one.to(device) for one in (step.q, step.keys, step.values))
-            got = attention.attend(*args, plan, mask)
-            torch.testing.assert_close(got.cpu().double(), expected(step, mask), rtol=0, atol=ATOL[torch.float32])
-        assert len(plan.lists) == 2
+@pytest.mark.parametrize(("heads", "kv_heads"), [(40, 2), (17, 1)])
+def test_a_kv_head_of_more_query_heads_than_a_tile_has_rows(device: torch.device, heads: int, kv_heads: int) -> None:
+    """Twenty, in two programs of ten, and seventeen, each by itself."""
+    shape = Shape(heads=heads, kv_heads=kv_heads)
+    step = make_step(((1, 20), (3, 9)), shape)
+    group = tiles(architecture(device), 24, torch.float32).heads_together(heads // kv_heads)
+    assert group == (10 if kv_heads == 2 else 1)
+    mask = Mask(0.35, sinks=torch.linspace(-2.0, 3.0, heads))
+    got = run(step, Pool(step.keys, step.values), mask, Rules(group=group, block_size=4, wide_rows=32), device)
+    torch.testing.assert_close(got.double(), expected(step, mask), rtol=0, atol=ATOL[torch.float32])
 
 
 def test_a_decode_row_is_the_same_bits_alone_and_in_a_batch(device: torch.device) -> None:

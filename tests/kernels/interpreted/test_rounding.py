@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tests.kernels.interpreted.steps import skip_without
+
 
 @triton.jit
 def dot_kernel(a_ptr, b_ptr, out_ptr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -31,8 +33,7 @@ def test_a_product_of_bfloat16_is_right(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_rounding_is_to_nearest_even(device: torch.device, dtype: torch.dtype) -> None:
-    if device.type == "cuda" and dtype.itemsize == 1 and torch.cuda.get_device_capability(device) < (8, 9):
-        pytest.skip("float8 needs a GPU that has it")
+    skip_without(dtype, device)
     x = torch.randn(1024, generator=torch.Generator().manual_seed(0)).to(device) * 3
     # Ties, numbers that round up into the next exponent, and zero.
     x[:5] = torch.tensor([1 + 2**-9, 1 + 3 * 2**-9, 1.99999, -3.99999, 0.0])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from batchrun_kernels.triton.pool import Pool
 from batchrun_kernels.triton.write_kv import Rotation, rope_launch, write_kv_launch
+from tests.kernels.interpreted.steps import skip_without
 
 TOKENS, KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCKS, BLOCK = 7, 5, 24, 10, 6, 4
 # Scattered; one token pads the batch.
@@ -31,6 +32,12 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     first, second = turned.chunk(2, dim=-1)
     return torch.cat([turned * cos + torch.cat([-second, first], dim=-1) * sin, rest], dim=-1)
+
+
+def assert_same(got: Tensor, expected: Tensor, device: torch.device) -> None:
+    """Bit by bit; a compiler makes one rounding of a float32's product and sum, where they are below 8."""
+    atol = 2**-21 if expected.dtype == torch.float32 and device.type == "cuda" else 0.0
+    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
 
 
 def empty_pool(dtype: torch.dtype, device: torch.device) -> Pool:
@@ -64,12 +71,13 @@ def test_keys_are_rotated_and_written_to_the_bit(device: torch.device, dtype: to
     pool = empty_pool(dtype, device)
     write_kv_launch(k, v, pool, SLOTS.to(device), rotation if turns else None).run()
     expected = rotate(k, rotation) if turns else k
-    assert torch.equal(written(pool.keys), expected.cpu()[SLOTS >= 0])
+    assert_same(written(pool.keys), expected.cpu()[SLOTS >= 0], device)
     assert torch.equal(written(pool.values), v.cpu()[SLOTS >= 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_a_quantised_pool_gets_codes_and_scales(device: torch.device, dtype: torch.dtype) -> None:
+    skip_without(dtype, device)
     k, v, rotation = inputs(torch.float32, device)
     k[1, 2] = 0
     pool = empty_pool(dtype, device)
@@ -91,4 +99,4 @@ def test_queries_are_rotated_to_the_bit(device: torch.device, dtype: torch.dtype
     q, _, rotation = inputs(dtype, device)
     out = torch.full(q.shape, math.nan, dtype=dtype, device=device)
     rope_launch(q, rotation, out).run()
-    assert torch.equal(out, rotate(q, rotation))
+    assert_same(out, rotate(q, rotation), device)
