@@ -30,7 +30,9 @@ def written(recorder: Recorder) -> tuple[torch.Tensor, torch.Tensor]:
     work = Work((3,), (3,), torch.zeros(1, 1, dtype=torch.int32), 4)
     tokens = torch.arange(3)
     cache = KVCache(1, 4, recorder, torch.empty(0))
-    cache.begin(ForwardBatch(tokens[None], tokens[None], tokens, nothing, nothing, nothing, nothing, work), recorder.plan(work))
+    cache.begin(
+        ForwardBatch(tokens[None], tokens[None], tokens, nothing, nothing, nothing, nothing, work), recorder.plan(work)
+    )
     return cache.update(torch.ones(1, 1, 3, 8), torch.ones(1, 1, 3, 8), layer_idx=0)
 
 
