@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from batchrun.engine.batch import ForwardBatch
-from batchrun.engine.kv_cache import KVCache, paged_layer
+from batchrun.engine.kv_cache import KVCache, PagedLayer, marked_layer
 from batchrun.errors import ModelUnavailable
 from batchrun_kernels import Mask
 
@@ -49,8 +49,8 @@ def run_packed(module: Any, batch: ForwardBatch, cache: KVCache, plan: Any) -> T
 def paged_attention(
     module: nn.Module,
     query: Tensor,  # [1, num_heads, num_tokens, head_dim]
-    key: Tensor,  # [1, kv_heads, num_tokens, head_dim], in the pool already
-    value: Tensor,  # [1, kv_heads, num_tokens, value_dim], in the pool already
+    key: Tensor,  # [1, kv_heads, num_tokens, head_dim]
+    value: Tensor,  # [1, kv_heads, num_tokens, value_dim]
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
@@ -59,9 +59,12 @@ def paged_attention(
     s_aux: Tensor | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
+    paged: PagedLayer | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """([1, num_tokens, num_heads, value_dim], None), attending through the block table of the step.
+
+    Keys and values go to the pool, unless an earlier layer has put these very tensors there.
 
     Raises ModelUnavailable naming the layer's class and the argument that has no meaning here.
     """
@@ -74,10 +77,12 @@ def paged_attention(
         refused.append("dropout")
     if refused:
         raise ModelUnavailable(f"{type(module).__name__} wants an attention with {', '.join(sorted(refused))}")
-    paged = paged_layer(key, value)
-    if paged is None:
-        raise ModelUnavailable(f"{type(module).__name__} attends to other keys and values than the cache is given")
+    layer = marked_layer(key, value) or paged
+    if layer is None:
+        raise ModelUnavailable(f"{type(module).__name__} attends to keys and values that it does not show to the cache")
+    if not layer.store(key, value):
+        raise ModelUnavailable(f"{type(module).__name__} attends to other keys and values than it stores")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.flatten()
     mask = Mask(scale=scale, window=sliding_window, softcap=softcap, sinks=sinks)
-    return paged.attend(query[0].transpose(0, 1), mask)[None], None
+    return layer.attend(query[0].transpose(0, 1), mask)[None], None

@@ -4,37 +4,54 @@ Owns the tensors; how keys and values lie in a block is the attention's choice. 
 uses which block: a step tells it slots.
 """
 
-from dataclasses import dataclass
 from typing import Any
+from weakref import ReferenceType, ref
 
 from torch import Tensor
 
 from batchrun.engine.batch import ForwardBatch
 from batchrun_kernels import Attention, KVLayer, KVPool, Mask
 
-# The attribute of a tensor whose keys or values a cache has written.
+# The attribute of keys and values that a cache was shown: the `PagedLayer` of theirs.
 _MARK = "batchrun_layer"
 
 
-@dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """What a layer's attention needs in a step, once its keys and values are written."""
+    """A layer in a step, which stores the keys and values that it is first made to attend to.
 
-    pool: KVPool
-    attention: Attention
-    plan: Any
+    Those need not be what the cache was shown: latents are expanded in between.
+    """
+
+    def __init__(self, cache: "KVCache", layer_idx: int) -> None:
+        self._cache = cache
+        self._layer_idx = layer_idx
+        self._stored: tuple[ReferenceType[Tensor], ReferenceType[Tensor]] | None = None
+
+    def store(
+        self,
+        key: Tensor,  # [1, kv_heads, num_tokens, key_dim]
+        value: Tensor,  # [1, kv_heads, num_tokens, value_dim]
+    ) -> bool:
+        """Whether these are in the pool now; False: others are, or they are not one for each of the step's tokens."""
+        if self._stored is not None:
+            return self._stored[0]() is key and self._stored[1]() is value
+        if not self._cache.write(self._layer_idx, key, value):
+            return False
+        # Weak, since the tensors know this object.
+        self._stored = ref(key), ref(value)
+        return True
 
     def attend(
         self,
         q: Tensor,  # [num_tokens, num_heads, key_dim]
         mask: Mask,
     ) -> Tensor:
-        """[num_tokens, num_heads, value_dim]."""
-        return self.attention.attend(q, self.pool.keys, self.pool.values, self.plan, mask)
+        """[num_tokens, num_heads, value_dim], after `store`."""
+        return self._cache.attend(self._layer_idx, q, mask)
 
 
-def paged_layer(key: Tensor, value: Tensor) -> PagedLayer | None:
-    """The layer that both were written to in this step; None: what they are is in no pool."""
+def marked_layer(key: Tensor, value: Tensor) -> PagedLayer | None:
+    """The layer for which a cache was shown both of these very tensors."""
     layer: PagedLayer | None = getattr(key, _MARK, None)
     return layer if layer is getattr(value, _MARK, None) else None
 
@@ -43,7 +60,7 @@ class KVCache:
     """Blocks of keys and values, layer by layer; passed to a model as its `cache`.
 
     `begin` names the step; in the forward pass each layer calls `update` and then attends. A layer's tensors are
-    made at `allocate`, or at the first `update` that names the layer. New memory is not initialised.
+    made at `allocate`, or when it first attends. New memory is not initialised.
     """
 
     is_compileable = False
@@ -75,28 +92,51 @@ class KVCache:
 
     def update(
         self,
-        key: Tensor,  # [1, kv_heads, num_tokens, key_dim]
-        value: Tensor,  # [1, kv_heads, num_tokens, value_dim]
+        key: Tensor,  # [1, heads, num_tokens, dim], or what keys are made from
+        value: Tensor,  # [1, heads, num_tokens, dim], or what values are made from
         layer_idx: int,
         kwargs: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Writes the step's keys and values and does its slot copies; both tensors come back, marked with the layer.
+        """Returns both, and stores nothing yet: the attention function does, with what the layer then calls it with.
 
-        By the mark `paged_layer` knows, in the attention function, where they lie: of the layer that wrote them, or
-        of a later one that shares them.
+        It finds the layer by a mark on the tensors, which a later layer may share, or else under "paged" in `kwargs`,
+        which it is called with.
         """
+        layer: Any = PagedLayer(self, layer_idx)
+        for tensor in (key, value):
+            setattr(tensor, _MARK, layer)
+        if kwargs is not None:
+            kwargs["paged"] = layer
+        return key, value
+
+    def write(
+        self,
+        layer_idx: int,
+        key: Tensor,  # [1, kv_heads, num_tokens, key_dim]
+        value: Tensor,  # [1, kv_heads, num_tokens, value_dim]
+    ) -> bool:
+        """Writes the step's keys and values, then does its slot copies; False, and nothing, if they are not of it."""
         step = self._step
-        assert step is not None, "update before begin"
+        assert step is not None, "write before begin"
+        if (key.shape[0], key.shape[2]) != (1, len(step.slots)) or value.shape[:3] != key.shape[:3]:
+            return False
         if layer_idx not in self.pools:
             self.allocate(layer_idx, KVLayer(key.shape[1], key.shape[-1], value.shape[-1]))
         pool, layout = self.pools[layer_idx], self.attention.layout
         layout.write(pool, key[0].transpose(0, 1), value[0].transpose(0, 1), step.slots)
         if len(step.copy_sources):
             layout.copy_slots(pool, step.copy_sources, step.copy_targets)
-        layer: Any = PagedLayer(pool, self.attention, self._plan)
-        for tensor in (key, value):
-            setattr(tensor, _MARK, layer)
-        return key, value
+        return True
+
+    def attend(
+        self,
+        layer_idx: int,
+        q: Tensor,  # [num_tokens, num_heads, key_dim]
+        mask: Mask,
+    ) -> Tensor:
+        """[num_tokens, num_heads, value_dim], over what the layer has written in this step and before."""
+        pool = self.pools[layer_idx]
+        return self.attention.attend(q, pool.keys, pool.values, self._plan, mask)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given, never derived from what the cache has seen."""

@@ -141,8 +141,6 @@ def _accelerate(module: Any, expected: Expected, checked: Checked) -> Attention:
 def _refuse_by_name(config: Any) -> None:
     name = (config.architectures or [type(config).__name__])[0]
     text = config.get_text_config(decoder=True)
-    if getattr(text, "kv_lora_rank", None):
-        raise ModelUnavailable(f"{name} stores compressed latents (multi-head latent attention), not keys and values")
     unknown = set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYERS
     if unknown:
         raise ModelUnavailable(f"{name} has layers of type {', '.join(sorted(unknown))}; only attention can be run")

@@ -92,7 +92,7 @@ def cut(
     q_lo = segments.q_lo[of] + number * tile_len
     q_len = np.minimum(tile_len, segments.q_lo[of] + segments.q_len[of] - q_lo)
     q_len = np.where(is_narrow[of], segments.q_len[of], q_len)
-    ranges = np.stack([q_lo, q_lo + q_len], axis=1).ravel()
+    ranges = borders(q_lo, q_lo + q_len)
     kv_hi = np.minimum(segments.kv_hi[of], np.maximum.reduceat(np.append(positions, 0), ranges)[::2] + 1)
     kv_lo = segments.kv_lo[of]
     if rules.window is not None:
@@ -123,9 +123,17 @@ def merges_of(items: Items) -> Merges:
     of, number = _expand(items.q_len[partial])
     rows = items.q_lo[partial][of] + number
     order = np.argsort(rows, kind="stable")
-    tokens, counts = np.unique(rows, return_counts=True)
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    return Merges(tokens.astype(np.int32), starts.astype(np.int32), order.astype(np.int32))
+    ordered = rows[order]
+    begins = np.flatnonzero(np.diff(ordered, prepend=-1))
+    starts = np.append(begins, len(rows))
+    return Merges(ordered[begins].astype(np.int32), starts.astype(np.int32), order.astype(np.int32))
+
+
+def borders(begins: Ints, ends: Ints) -> Ints:
+    """begin, end, begin, end ...: every second result of `reduceat` is then that of a range."""
+    both = np.empty(2 * len(begins), np.int64)
+    both[::2], both[1::2] = begins, ends
+    return both
 
 
 def _expand(counts: Ints) -> tuple[Ints, Ints]:
@@ -138,6 +146,6 @@ def _slots(q_lo: Ints, q_len: Ints, num_tokens: int) -> Ints:
     """[num_items]: where no row of an item has another item, -1; otherwise slots one after another, in item order."""
     changes = np.bincount(q_lo, minlength=num_tokens + 1) - np.bincount(q_lo + q_len, minlength=num_tokens + 1)
     num_items = np.cumsum(changes)
-    most = np.maximum.reduceat(num_items, np.stack([q_lo, q_lo + q_len], axis=1).ravel())[::2]
+    most = np.maximum.reduceat(num_items, borders(q_lo, q_lo + q_len))[::2]
     room = np.where(most > 1, q_len, 0)
     return np.where(most > 1, np.cumsum(room) - room, -1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from batchrun_kernels.contract import Work
 from batchrun_kernels.pieces import Rules
@@ -26,6 +27,7 @@ class PlannerTimes:
     """Of a step that goes on from the one before, each sequence one token longer, and of one that starts anew."""
 
     name: str
+    least_ms: float
     median_ms: float
     worst_ms: float
 
@@ -54,11 +56,15 @@ def _decode_steps(num_sequences: int, num_steps: int) -> list[Work]:
     table = random.permutation(num_sequences * width).astype(np.int32).reshape(num_sequences, width)
     first = np.arange(num_sequences) // _SIBLINGS * _SIBLINGS
     table[:, : _SHARED_LEN // _BLOCK_SIZE] = table[first, : _SHARED_LEN // _BLOCK_SIZE]
-    q_lens = (1,) * num_sequences
-    return [
-        Work(q_lens, tuple((starts + grown).tolist()), torch.from_numpy(table), _BLOCK_SIZE)
-        for grown in range(num_steps)
-    ]
+    return [_decode_step(starts + grown, table) for grown in range(num_steps)]
+
+
+def _decode_step(kv_lens: NDArray[np.int64], blocks: NDArray[np.int32]) -> Work:
+    """As an engine packs it: a table as wide as the longest sequence, zero behind each one's last block."""
+    num_blocks = -(-kv_lens // _BLOCK_SIZE)
+    width = int(num_blocks.max())
+    table = np.where(np.arange(width) < num_blocks[:, None], blocks[:, :width], 0).astype(np.int32)
+    return Work((1,) * len(kv_lens), tuple(kv_lens.tolist()), torch.from_numpy(table), _BLOCK_SIZE)
 
 
 def _measure(name: str, rules: Rules, steps: list[Work], *, goes_on: bool) -> PlannerTimes:
@@ -70,7 +76,7 @@ def _measure(name: str, rules: Rules, steps: list[Work], *, goes_on: bool) -> Pl
         began = time.perf_counter()
         planner.plan(work)
         times.append(1000 * (time.perf_counter() - began))
-    return PlannerTimes(name, statistics.median(times), max(times))
+    return PlannerTimes(name, min(times), statistics.median(times), max(times))
 
 
 def _require_equal(one: Worklist, other: Worklist) -> None:
@@ -87,9 +93,9 @@ def _require_equal(one: Worklist, other: Worklist) -> None:
 
 
 def main() -> None:
-    print(f"{'planning 256 sequences of 300 to 1500 tokens':48}{'median ms':>11}{'worst ms':>10}")
+    print(f"{'planning 256 sequences of 300 to 1500 tokens':46}{'least ms':>10}{'median ms':>11}{'worst ms':>10}")
     for times in plan_times():
-        print(f"{times.name:48}{times.median_ms:11.2f}{times.worst_ms:10.2f}")
+        print(f"{times.name:46}{times.least_ms:10.2f}{times.median_ms:11.2f}{times.worst_ms:10.2f}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchrun_kernels.contract import Work
-from batchrun_kernels.pieces import Items, Merges, Rules, Segments, cut, merges_of
+from batchrun_kernels.pieces import Items, Merges, Rules, Segments, borders, cut, merges_of
 
 Ints = NDArray[np.int64]
 Ids = NDArray[np.int32]
@@ -78,11 +78,9 @@ class Planner:
             items = None if self.rules.window is not None else _grown(last.items, self.rules)
         else:
             segments, items = _segments(q_lens, kv_lens, table, self.rules), None
-        if items is not None and last is not None:
-            merges = last.merges
-        else:
+        if items is None:
             items = cut(segments, positions, self.rules)
-            merges = merges_of(items)
+        merges = last.merges if last is not None and _writes_alike(items, last.items) else merges_of(items)
         self._last = _Step(q_lens, kv_lens, table.copy(), segments, items, merges)
         return _worklist(items, merges, positions, kv_lens, table, self.rules)
 
@@ -104,6 +102,15 @@ def _goes_on(last: _Step, q_lens: Ints, kv_lens: Ints, table: Ids, block_size: i
     used = -(-last.kv_lens // block_size)
     same = table[:, :width] == last.table[:, :width]
     return bool((same | (np.arange(width) >= used[:, None])).all())
+
+
+def _writes_alike(items: Items, other: Items) -> bool:
+    """Whether both leave the same partials for the same rows, so that they are merged in the same way."""
+    return (
+        np.array_equal(items.slot, other.slot)
+        and np.array_equal(items.q_lo, other.q_lo)
+        and np.array_equal(items.q_len, other.q_len)
+    )
 
 
 def _grown(items: Items, rules: Rules) -> Items | None:
@@ -128,11 +135,10 @@ def _segments(q_lens: Ints, kv_lens: Ints, table: Ids, rules: Rules) -> Segments
         first, end, covered = first[~leaf], end[~leaf], covered[~leaf]
         if not len(first):
             break
-        ranges = np.stack([first, end - 1], axis=1).ravel()
-        depth = np.minimum.reduceat(shared, ranges)[::2]
+        depth = np.minimum.reduceat(shared, borders(first, end - 1))[::2]
         seen_from = covered
         if rules.window is not None:
-            oldest = np.minimum.reduceat(np.append(kv_lens - q_lens, 0), np.stack([first, end], 1).ravel())[::2]
+            oldest = np.minimum.reduceat(np.append(kv_lens - q_lens, 0), borders(first, end))[::2]
             seen_from = np.maximum(covered, oldest - rules.window + 1)
         pays = (depth - seen_from >= rules.min_shared_len) & (
             (rows[end] - rows[first]) * rules.group >= rules.min_shared_rows
@@ -177,8 +183,10 @@ def _worklist(
     num_blocks = -(-kv_lens // rules.block_size)
     offsets = np.cumsum(num_blocks) - num_blocks
     columns = (items.q_lo, items.q_len, offsets[items.sequence], items.kv_lo, items.kv_hi, items.slot)
-    listed = np.stack(columns, axis=1).astype(np.int32)
-    listed = listed[np.argsort(items.kv_lo - items.kv_hi, kind="stable")]
+    longest_first = np.argsort(items.kv_lo - items.kv_hi, kind="stable")
+    listed = np.empty((len(longest_first), len(columns)), np.int32)
+    for number, column in enumerate(columns):
+        listed[:, number] = column[longest_first]
     is_narrow = listed[:, Q_LEN] * rules.group <= rules.narrow_rows
     block_ids = table[np.arange(table.shape[1]) < num_blocks[:, None]]
     assert len(block_ids) == num_blocks.sum(), "the table is narrower than a sequence is long"

@@ -24,22 +24,22 @@ class Recorder(GatherAttention):
         return super().attend(q, keys, values, plan, mask)
 
 
-def written(recorder: Recorder) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of three tokens, in the pool of a layer."""
+def shown(recorder: Recorder) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Keys and values of three tokens that a cache was shown, and the arguments that this adds to an attention's."""
     nothing = torch.empty(0, dtype=torch.int64)
     work = Work((3,), (3,), torch.zeros(1, 1, dtype=torch.int32), 4)
     tokens = torch.arange(3)
     cache = KVCache(1, 4, recorder, torch.empty(0))
-    cache.begin(
-        ForwardBatch(tokens[None], tokens[None], tokens, nothing, nothing, nothing, nothing, work), recorder.plan(work)
-    )
-    return cache.update(torch.ones(1, 1, 3, 8), torch.ones(1, 1, 3, 8), layer_idx=0)
+    batch = ForwardBatch(tokens[None], tokens[None], tokens, nothing, nothing, nothing, nothing, work)
+    cache.begin(batch, recorder.plan(work))
+    added: dict[str, Any] = {}
+    return *cache.update(torch.ones(1, 1, 3, 8), torch.ones(1, 1, 3, 8), layer_idx=0, kwargs=added), added
 
 
 def call(recorder: Recorder, **arguments: Any) -> torch.Tensor:
-    key, value = written(recorder)
+    key, value, added = shown(recorder)
     q = torch.ones(1, 2, 3, 8)
-    out, weights = paged_attention(nn.Linear(1, 1), q, key, value, arguments.pop("mask", None), **arguments)
+    out, weights = paged_attention(nn.Linear(1, 1), q, key, value, arguments.pop("mask", None), **added, **arguments)
     assert weights is None
     return out
 
@@ -75,18 +75,40 @@ def test_an_argument_without_a_meaning_is_refused_by_name(arguments: dict[str, A
         call(Recorder(), **arguments)
 
 
-def test_a_layer_may_attend_to_what_an_earlier_one_wrote() -> None:
-    recorder = Recorder()
-    key, value = written(recorder)
+def attend(key: torch.Tensor, value: torch.Tensor, added: dict[str, Any]) -> torch.Tensor:
+    """Of a layer with two heads."""
+    return paged_attention(nn.Linear(1, 1), torch.ones(1, 2, 3, 8), key, value, None, **added)[0]
+
+
+def test_a_layer_may_attend_to_what_an_earlier_one_stored() -> None:
+    """Neither the layer's index nor an argument says so, the tensors do."""
+    key, value, _ = shown(Recorder())
     for _ in range(2):
-        out, _ = paged_attention(nn.Linear(1, 1), torch.ones(1, 2, 3, 8), key, value, None)
-        assert torch.equal(out, torch.ones(1, 3, 2, 8))
+        assert torch.equal(attend(key, value, {}), torch.ones(1, 3, 2, 8))
+
+
+def test_what_is_stored_is_what_a_layer_attends_to_not_what_it_showed() -> None:
+    """As where latents are expanded: of other heads and widths."""
+    key, value, added = shown(Recorder())
+    out = attend(key.repeat(1, 2, 1, 1), value.repeat(1, 2, 1, 2) * 3, added)
+    assert torch.equal(out, torch.full((1, 3, 2, 16), 3.0))
 
 
 def test_keys_and_values_that_are_in_no_pool_are_refused() -> None:
-    """A model that changes them after the cache has seen them; or takes them from two layers."""
-    key, value = written(Recorder())
-    other = written(Recorder())[1]
-    for given in ((key * 1, value), (key, value.repeat(1, 2, 1, 1)), (key, other)):
-        with pytest.raises(ModelUnavailable, match="Linear attends to other keys and values than the cache is given"):
-            paged_attention(nn.Linear(1, 1), torch.ones(1, 2, 3, 8), *given, None)
+    key, value, added = shown(Recorder())
+    for given in ((key * 1, value), (key, value * 1), (key, shown(Recorder())[1])):
+        with pytest.raises(ModelUnavailable, match="Linear attends to keys and values that it does not show"):
+            attend(*given, {})
+    attend(key, value * 1, added)
+    for given in ((key, value), (key, value * 2)):
+        with pytest.raises(ModelUnavailable, match="Linear attends to other keys and values than it stores"):
+            attend(*given, added)
+
+
+def test_keys_and_values_that_are_not_one_a_token_are_refused() -> None:
+    """A model that puts learned ones before them."""
+    for extend_values in (False, True):
+        key, value, added = shown(Recorder())
+        value = value.repeat(1, 1, 2, 1) if extend_values else value
+        with pytest.raises(ModelUnavailable, match="Linear attends to other keys and values than it stores"):
+            attend(key.repeat(1, 1, 2, 1), value, added)

@@ -46,6 +46,7 @@ _ROUTED = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+# Latents, which are shown to the cache, become keys and values of 8 in each of 4 heads.
 _LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 8,
@@ -82,6 +83,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere2_moe": {"num_experts": 3, "num_experts_per_tok": 2, **_HALF_SLIDING},
     "ctrl": {"dff": 20},
     "cwm": _HALF_SLIDING,
+    "deepseek_v2": {**_LATENT, **_ROUTED},
+    "deepseek_v3": {**_LATENT, **_ROUTED, "n_routed_experts": 4},
     "dots1": _ROUTED,
     "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 3, "moe_k": 2, "moe_intermediate_size": 20, "moe_layer_start_index": 1},
@@ -100,6 +103,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm": {},
     "glm4": {},
     "glm4_moe": _ROUTED,
+    "glm4_moe_lite": {**_LATENT, **_ROUTED},
     "gpt_bigcode": {},
     "gpt_neox": {},
     "gptj": {"rotary_dim": 4},
@@ -112,6 +116,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 3, "moe_topk": 2},
     "hyperclovax": {},
     "jais2": {},
+    "jetmoe": {"num_local_experts": 3, "kv_channels": 8},
     "laguna": {**_EXPERTS, "shared_expert_intermediate_size": 20},
     "lfm2": {"layer_types": ["full_attention", "full_attention"]},
     "llama4_text": {
@@ -123,6 +128,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mellum": {**_EXPERTS, **_HALF_SLIDING},
     "mimo_v2_flash": {**_ROUTED, "num_local_experts": 3},
+    "minicpm3": _LATENT,
     "minimax_m2": _LOCAL_EXPERTS,
     "ministral": _HALF_SLIDING,
     "ministral3": {},
@@ -142,12 +148,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "solar_open": _ROUTED,
     "stablelm": {},
     "starcoder2": {"sliding_window": 7},
+    "youtu": _LATENT,
     "vaultgemma": {"query_pre_attn_scalar": 6, "attn_logit_softcapping": 1.5, **_HALF_SLIDING},
 }
 
 _OWN = "computes attention in its own code"
-_OTHER_KEYS = "attends to other keys and values than the cache is given"
-
 # model_type: (what differs from _COMMON, why it is refused).
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({}, _OWN),
@@ -158,15 +163,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "openai-gpt": ({}, _OWN),
     "rwkv": ({}, _OWN),
     "xglm": ({}, _OWN),
-    "deepseek_v2": ({**_LATENT, **_ROUTED}, "stores compressed latents"),
-    "deepseek_v3": ({**_LATENT, **_ROUTED}, "stores compressed latents"),
-    "minicpm3": (_LATENT, "stores compressed latents"),
-    "diffllama": ({}, _OTHER_KEYS),
-    "jetmoe": ({"num_local_experts": 3, "kv_channels": 6}, _OTHER_KEYS),
+    "diffllama": ({}, "attends to other keys and values than it stores"),
     "doge": ({}, "wants an attention with attention_mask"),
     "llama4_text": (
         {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 20, "moe_layers": [1]},
         "has layers of type chunked_attention",
+    ),
+    "deepseek_v32": (
+        {**_LATENT, **_ROUTED, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 8},
+        "has layers of type indexed_attention",
     ),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "has layers of type conv"),
     "mamba": ({"state_size": 4}, "has layers of type linear_attention"),
@@ -191,6 +196,8 @@ def _make(family: str, facts: dict[str, Any], seed: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
+    # What is turned of a head that is made from latents is a part of its own.
+    facts |= {"head_dim": facts.get("qk_rope_head_dim", facts["head_dim"])}
     config = AutoConfig.for_model(family, **{name: value for name, value in facts.items() if value is not None})
     with torch.random.fork_rng():
         torch.manual_seed(seed)

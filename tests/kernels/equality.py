@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from batchrun_kernels import KVLayer, Mask, native
+from batchrun_kernels import Attention, KVLayer, Mask, UnsupportedError, check_kv_dtype, native
 from batchrun_kernels.cpu import GatherAttention
 from batchrun_kernels.native_attention import NativeAttention
 from batchrun_kernels.pieces import Rules
@@ -42,7 +42,7 @@ _TREE = replace(_WHOLE, shares_prefixes=True, min_shared_rows=6, min_shared_len=
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`stored` is the dtype of quantised keys and values; None: that of the queries."""
+    """`stored` is the dtype of keys and values; None: that of the queries. Of one byte, they are quantised."""
 
     window: int | None = None
     softcap: float | None = None
@@ -81,6 +81,7 @@ CASES = {
     "values of 3": replace(_ALL, shape=Shape(value_dim=3)),
     "group of 1, blocks of 16": replace(_ALL, shape=Shape(heads=2, block_size=16)),
     "group of 7, blocks of 1": replace(_ALL, shape=Shape(heads=7, kv_heads=1, block_size=1)),
+    "float16 keys and values": replace(_ALL, stored=torch.float16),
     "int8 keys and values": replace(_ALL, stored=torch.int8),
     "float8 keys and values": replace(_ALL, stored=torch.float8_e4m3fn),
 }
@@ -120,26 +121,31 @@ Row = dict[str, dict[str, float | str]]  # by implementation and dtype: the larg
 
 def measure(case: Case) -> Row:
     """Of what runs in this process."""
-    row: Row = {"list": {}, "C avx2": {}, "C portable": {}, "torch": {}}
-    if case.stored is not None:
-        refusal = "a pool of the engine has no scales"
-        return {name: {str(dtype): refusal for dtype in DTYPES} for name in row if name != "list"}
+    row: Row = {"torch": {}, "C avx2": {}, "C portable": {}}
     for dtype in DTYPES:
         step = cast(case.step, dtype)
-        expected = expected_of(step, case.mask)
-        row["torch"][str(dtype)] = largest_error(attend(GatherAttention(), step, case.mask), expected)
-        forms = {
-            form: largest_error(attend(NativeAttention(), step, case.mask), expected) for form in native_forms(step)
-        }
+        row["torch"][str(dtype)] = _error(GatherAttention(), step, case)
+        forms = {form: _error(NativeAttention(), step, case) for form in native_forms(step)}
         refusal = native_refusal(step) or "not built, or without these instructions"
         for form in ("avx2", "portable"):
             row[f"C {form}"][str(dtype)] = forms.get(form, refusal)
-        if dtype == torch.float32:
-            listed = Planner(case.own_rules).plan(step.work)
-            check(listed, step.work, case.own_rules)
-            got = execute(listed, step.q, step.keys, step.values, case.mask)
-            row["list"][str(dtype)] = largest_error(got, expected)
+    if case.stored is None:
+        listed = Planner(case.own_rules).plan(case.step.work)
+        check(listed, case.step.work, case.own_rules)
+        got = execute(listed, case.step.q, case.step.keys, case.step.values, case.mask)
+        row["list"] = {str(torch.float32): largest_error(got, expected_of(case.step, case.mask))}
     return row
+
+
+def _error(attention: Attention, step: Step, case: Case) -> float | str:
+    """The largest error, or why there is none."""
+    stored = case.stored or step.keys.dtype
+    try:
+        check_kv_dtype(attention, step.q.dtype, stored)
+    except UnsupportedError as error:
+        return str(error)
+    rounded = replace(step, keys=step.keys.to(stored).to(step.q.dtype), values=step.values.to(stored).to(step.q.dtype))
+    return largest_error(attend(attention, step, case.mask, case.stored), expected_of(rounded, case.mask))
 
 
 def interpreted(num_random: int) -> tuple[dict[str, Row], list[float]]:
@@ -185,7 +191,7 @@ def main(num_random: int = 1000, num_interpreted: int = 60) -> None:
             cells.append(f"refused {reasons[found]}" if isinstance(found, str) and found else _number(found))
         print(f"{name:27}" + "".join(f"{cell:>16}" for cell in cells))
     print("\n".join(f"{number} {reason}" for reason, number in reasons.items()))
-    print("C in float16 and bfloat16: refused,", native_refusal(cast(CASES["plain"].step, torch.bfloat16)))
+    print("C for queries in float16 and bfloat16: refused.", native_refusal(cast(CASES["plain"].step, torch.bfloat16)))
     print(
         "list: the work list carried out in numpy and float64; every list is also counted through, position by position"
     )

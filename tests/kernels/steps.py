@@ -64,20 +64,20 @@ def cast(step: Step, dtype: torch.dtype) -> Step:
     return replace(step, q=step.q.to(dtype), keys=step.keys.to(dtype), values=step.values.to(dtype))
 
 
-def lay_out(attention: Attention, step: Step) -> KVPool:
-    """The step's keys and values as the attention wants them, written by it into a pool of NaN."""
+def lay_out(attention: Attention, step: Step, stored: torch.dtype | None = None) -> KVPool:
+    """The step's keys and values as the attention wants them, written by it into a pool of NaN, of dtype `stored`."""
     num_blocks, block, kv_heads, key_dim = step.keys.shape
     layer = KVLayer(kv_heads, key_dim, step.values.shape[3])
-    pool = attention.layout.allocate(num_blocks, block, layer, step.keys)
+    pool = attention.layout.allocate(num_blocks, block, layer, step.keys.new_empty(0, dtype=stored))
     for tensor in (pool.keys, pool.values):
         # What an allocation has behind its end is poisoned too.
-        tensor.as_strided((tensor.untyped_storage().nbytes() // 4,), (1,)).fill_(math.nan)
+        tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,)).fill_(math.nan)
     covered = (~step.keys.isnan().any(-1).any(-1)).flatten().nonzero().flatten()
     attention.layout.write(pool, step.keys.flatten(0, 1)[covered], step.values.flatten(0, 1)[covered], covered)
     return pool
 
 
-def attend(attention: Attention, step: Step, mask: Mask) -> Tensor:
-    """[num_tokens, num_heads, value_dim]; float32 pools only are laid out anew."""
-    pool = lay_out(attention, step) if step.keys.dtype == torch.float32 else KVPool(step.keys, step.values)
+def attend(attention: Attention, step: Step, mask: Mask, stored: torch.dtype | None = None) -> Tensor:
+    """[num_tokens, num_heads, value_dim]; only steps in float32 are laid out anew, in a pool of dtype `stored`."""
+    pool = lay_out(attention, step, stored) if step.keys.dtype == torch.float32 else KVPool(step.keys, step.values)
     return attention.attend(step.q, pool.keys, pool.values, attention.plan(step.work), mask)

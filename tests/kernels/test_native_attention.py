@@ -131,25 +131,12 @@ def halved(step: Step) -> Step:
     return replace(step, keys=step.keys.half().float(), values=step.values.half().float())
 
 
-def attend_from_halves(step: Step, mask: Mask) -> torch.Tensor:
-    """Over a pool of float16, NaN where nothing was written."""
-    attention = NativeAttention()
-    num_blocks, block, kv_heads, key_dim = step.keys.shape
-    place = torch.empty(0, dtype=torch.float16)
-    pool = attention.layout.allocate(num_blocks, block, KVLayer(kv_heads, key_dim, step.values.shape[-1]), place)
-    for tensor in (pool.keys, pool.values):
-        tensor.as_strided((tensor.untyped_storage().nbytes() // 2,), (1,)).fill_(torch.nan)
-    covered = (~step.keys.isnan().any(-1).any(-1)).flatten().nonzero().flatten()
-    attention.layout.write(pool, step.keys.flatten(0, 1)[covered], step.values.flatten(0, 1)[covered], covered)
-    return attention.attend(step.q, pool.keys, pool.values, attention.plan(step.work), mask)
-
-
 @pytest.mark.parametrize("name", MASKS)
 def test_keys_and_values_of_float16_are_read_exactly(library: ctypes.CDLL, name: str) -> None:
     """What float32 gives for the same rounded numbers, to the bit."""
     step = make_step()
     expected = attend(NativeAttention(), halved(step), MASKS[name])
-    assert torch.equal(attend_from_halves(step, MASKS[name]), expected)
+    assert torch.equal(attend(NativeAttention(), step, MASKS[name], torch.float16), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -157,7 +144,7 @@ def test_float16_equals_the_reference_in_other_shapes(library: ctypes.CDLL, shap
     step = make_step(((1, 1), (1, 131), (70, 70), (3, 64), (61, 200)), seed=2, **shape)
     mask = Mask(0.2, window=67, softcap=2.0, sinks=torch.linspace(-1.0, 1.0, shape["heads"]))
     expected = attend(ReferenceAttention(), halved(step), mask)
-    torch.testing.assert_close(attend_from_halves(step, mask), expected, rtol=0, atol=4e-6)
+    torch.testing.assert_close(attend(NativeAttention(), step, mask, torch.float16), expected, rtol=0, atol=4e-6)
 
 
 def test_written_float16_is_rounded_as_torch_rounds_and_never_infinite(library: ctypes.CDLL) -> None:

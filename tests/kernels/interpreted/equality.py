@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from batchrun_kernels import UnsupportedError, check_kv_dtype
+from batchrun_kernels.triton.attention import TritonAttention
 from batchrun_kernels.triton.pool import Pool
 from tests.kernels.equality import CASES, DTYPES, Case, expected_of, largest_error
 from tests.kernels.interpreted.rounding import repair
@@ -14,11 +16,16 @@ from tests.kernels.random_steps import random_step
 from tests.kernels.steps import Step, cast
 
 
-def measure(case: Case, dtype: torch.dtype, device: torch.device) -> float:
-    """The largest error with queries of `dtype`."""
+def measure(case: Case, dtype: torch.dtype, device: torch.device) -> float | str:
+    """The largest error with queries of `dtype`, or why there is none."""
     step = cast(case.step, dtype)
     pool = Pool(step.keys, step.values)
-    if case.stored is not None:
+    if case.stored is not None and case.stored.itemsize > 1:
+        try:
+            check_kv_dtype(TritonAttention(device), dtype, case.stored)
+        except UnsupportedError as error:
+            return str(error)
+    elif case.stored is not None:
         pool, step = quantised(case.step, case.stored)
         step = replace(step, q=step.q.to(dtype))
     got = run(step, pool, case.mask, case.own_rules, device)
