@@ -160,4 +160,4 @@ def _alone(module: Any, ids: NDArray[np.int32], num_new: int) -> list[int]:
     return list(grown[len(ids) :])
 
 
-PART = Part("engine", "models, rows and preemption through the engine", 80, plan, run)
+PART = Part("engine", "models, rows and preemption through the engine", 110, plan, run)
