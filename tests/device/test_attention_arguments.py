@@ -15,6 +15,7 @@ from batchrun_kernels.cpu import GatherAttention
 
 class Recorder(GatherAttention):
     def __init__(self) -> None:
+        super().__init__()
         self.mask: Mask | None = None
 
     def attend(self, q: Any, keys: Any, values: Any, plan: Any, mask: Mask) -> torch.Tensor:
