@@ -13,7 +13,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from batchrun_kernels.triton.cases import cases
-from batchrun_kernels.triton.compiled import TARGETS
 from batchrun_kernels.triton.configs import Architecture
 from batchrun_kernels.triton.launch import Launch
 
@@ -45,7 +44,9 @@ def specialised(launch: Launch) -> tuple[dict[str, str], dict[str, Any], set[str
 
 
 def main(architecture: Architecture) -> None:
-    driver.set_active(_Driver(TARGETS[architecture]))
+    is_amd = architecture.startswith("gfx")
+    target = GPUTarget("hip", architecture, 64) if is_amd else GPUTarget("cuda", int(architecture[3:]), 32)
+    driver.set_active(_Driver(target))
     num = 0
     for name, launch in cases(architecture):
         num += 1

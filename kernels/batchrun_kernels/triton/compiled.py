@@ -22,7 +22,7 @@ from batchrun_kernels.triton.cases import cases
 from batchrun_kernels.triton.configs import Architecture
 from batchrun_kernels.triton.launch import Launch
 
-TARGETS: dict[str, GPUTarget] = {
+_TARGETS: dict[str, GPUTarget] = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
@@ -50,7 +50,7 @@ def compile_launch(name: str, launch: Launch, target: str) -> Compiled:
     attrs = {(order[argument],): [["tt.divisibility", 16]] for argument in launch.divisible}
     source = ASTSource(launch.kernel, launch.signature, constexprs=dict(launch.folded), attrs=attrs)
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    kernel = triton.compile(source, target=TARGETS[target], options=options)
+    kernel = triton.compile(source, target=_TARGETS[target], options=options)
     if "amdgcn" in kernel.asm:
         return _take_apart_amd(name, kernel.asm["amdgcn"], kernel.metadata.shared)
     return _take_apart_nvidia(name, kernel.asm["cubin"], kernel.metadata.shared)
