@@ -32,7 +32,7 @@ _DURATION = TypeAdapter(timedelta)
 # What the answers depend on besides the inputs, the model's files and the sampling parameters.
 _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
-    "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len",
+    "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "kv_cache_dtype",
 )  # fmt: skip
 _LONGEST_PLAIN_VALUE = 40
 
@@ -146,6 +146,9 @@ class Job(BaseModel):
     kv_cache_memory: ByteSize | None = option(
         "Engine", None, "KV pool, e.g. 4GiB. Default: what is free.", "SIZE", gt=0
     )
+    kv_cache_dtype: Literal["auto", "float16", "float32"] = option(
+        "Engine", "auto", "Type of keys and values. auto: --dtype; on a CPU float16 halves them, for rare other tokens."
+    )
     gpu_memory_utilization: float = option("Engine", 0.9, "Share of the GPU's memory to use.", gt=0, le=1)
     swap_space: ByteSize | None = option("Engine", None, "Host memory for swapped KV, e.g. 2GiB; 0: none.", "SIZE")
     preemption: Literal["auto", "recompute", "swap"] = option("Engine", "auto", "How a row gives up its KV.")
@@ -153,6 +156,7 @@ class Job(BaseModel):
         "Engine", "chunked", "How a step's budget is split."
     )
     prefix_caching: Literal["on", "off"] = option("Engine", "on", "Share the KV of equal prefixes.")
+    enforce_eager: bool = option("Engine", False, "Decode on a GPU without device graphs.")
 
     checkpoint_every: Seconds = option("Job", 30.0, "Time between commits, e.g. 30s.", "DURATION", gt=0)
     drain_timeout: Seconds = option(
@@ -197,7 +201,7 @@ class Job(BaseModel):
     def fingerprint(self, *, inputs: Mapping[str, Any], model_digest: str) -> dict[str, str]:
         """What the answers depend on, each under the name that a user knows: a short value, or a hash of a long one.
 
-        `inputs` identifies the input files' contents. Engine and job options change no answer and are left out.
+        `inputs` identifies the input files' contents. Other engine and job options change no answer and are left out.
         """
         names = (*_ANSWER_FIELDS, *(field.name for field in fields(SamplingParams)))
         answers = {name: _short(getattr(self, name)) for name in names}

@@ -155,6 +155,7 @@ class Worker:
         self._partial.pop(completion.row_idx, None)
         self._finished[unit].append((row, completion))
         self._tally.num_done += row.num_answered
+        self._tally.num_failed += row.num_answered if completion.error is not None else 0
 
     def _commit(self) -> None:
         for unit, finished in self._finished.items():

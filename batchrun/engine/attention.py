@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from batchrun.engine.batch import ForwardBatch
-from batchrun.engine.kv_cache import KVCache, PagedLayer
+from batchrun.engine.kv_cache import KVCache, paged_layer
 from batchrun.errors import ModelUnavailable
 from batchrun_kernels import Mask
 
@@ -29,12 +29,12 @@ _HARMLESS = frozenset(
 )
 
 
-def run_packed(module: Any, batch: ForwardBatch, cache: KVCache) -> Tensor:
-    """Logits [num_sampled, vocab] of a transformers model whose attention is `paged_attention`.
+def run_packed(module: Any, batch: ForwardBatch, cache: KVCache, plan: Any) -> Tensor:
+    """Logits [num_sampled, vocab] of a transformers model whose attention is `paged_attention`, planned for the batch.
 
     No mask is made: transformers makes none for an attention without a registered mask function.
     """
-    cache.begin(batch)
+    cache.begin(batch, plan)
     output = module(
         input_ids=batch.input_ids,
         position_ids=batch.positions,
@@ -59,7 +59,6 @@ def paged_attention(
     s_aux: Tensor | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
-    paged: PagedLayer | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """([1, num_tokens, num_heads, value_dim], None), attending through the block table of the step.
@@ -75,8 +74,9 @@ def paged_attention(
         refused.append("dropout")
     if refused:
         raise ModelUnavailable(f"{type(module).__name__} wants an attention with {', '.join(sorted(refused))}")
+    paged = paged_layer(key, value)
     if paged is None:
-        raise ModelUnavailable(f"{type(module).__name__} attends to keys that it does not write to the cache")
+        raise ModelUnavailable(f"{type(module).__name__} attends to other keys and values than the cache is given")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.flatten()
     mask = Mask(scale=scale, window=sliding_window, softcap=softcap, sinks=sinks)

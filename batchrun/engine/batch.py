@@ -1,22 +1,41 @@
 """A step as tensors: the only place where the scheduler's lists become tensors."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchrun.engine.queues import to_device
+from batchrun.engine.sequence import PENDING, Sequence
+from batchrun.engine.step import Item, ScheduledBatch
 from batchrun_kernels import Work
 
-if TYPE_CHECKING:
-    from batchrun.engine.step import Item, ScheduledBatch
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """What stands behind a step's tokens so that it has a size that others have too.
+
+    Padding tokens go to a slot that nobody reads; the samples beyond the step's are of token 0.
+    """
+
+    num_tokens: int
+    num_sampled: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The tokens a step sampled, on the device, and whose they are."""
+
+    tokens: Tensor  # int64 [num_sampled]
+    places: dict[Sequence, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """The items of a step one after another: one packed row of tokens, no padding."""
+    """The items of a step one after another: one packed row of tokens. All tensors but `work` share one buffer."""
 
     input_ids: Tensor  # int64 [1, num_tokens]
     positions: Tensor  # int64 [1, num_tokens]
@@ -24,48 +43,75 @@ class ForwardBatch:
     copy_sources: Tensor  # int64 [num_copies], slots
     copy_targets: Tensor  # int64 [num_copies], slots
     sampled: Tensor  # int64 [num_sampled], the packed tokens whose logits choose a next one
+    buffer: Tensor  # int64 [num_integers]
     work: Work
 
+    def refill(self, other: "ForwardBatch") -> None:
+        """Takes over the tokens of a step without copies that has as many tokens and samples."""
+        assert self.input_ids.shape == other.input_ids.shape, (self.input_ids.shape, other.input_ids.shape)
+        assert self.sampled.shape == other.sampled.shape, (self.sampled.shape, other.sampled.shape)
+        num = 3 * self.slots.numel() + self.sampled.numel()
+        self.buffer[:num].copy_(other.buffer[:num])
 
-def pack(batch: "ScheduledBatch", block_size: int, device: torch.device) -> ForwardBatch:
-    """The tensors of a step with at least one item, on `device`."""
+
+def pack(
+    batch: ScheduledBatch,
+    block_size: int,
+    device: torch.device,
+    *,
+    last: Samples | None = None,
+    padding: Padding | None = None,
+) -> ForwardBatch:
+    """The tensors of a step with at least one item, on `device`; pending tokens are taken from `last`."""
     items = batch.items
     assert items, "a step without items has nothing to compute"
-    q_lens = np.fromiter((item.num_tokens for item in items), np.int64, len(items))
     table = _block_table(items, block_size)
-    positions = np.concatenate([np.arange(item.start, item.start + item.num_tokens) for item in items])
+    q_lens = np.fromiter((item.num_tokens for item in items), np.int64, len(items))
     owners = np.repeat(np.arange(len(items)), q_lens)
+    ids = np.concatenate([item.context[item.start :] for item in items])
+    positions = np.concatenate([np.arange(item.start, item.end) for item in items])
     slots = table[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    ids = np.concatenate([item.sequence.tokens[item.start : item.start + item.num_tokens] for item in items])
-    last = np.cumsum(q_lens) - 1
-    samples = np.fromiter((item.samples for item in items), np.bool_, len(items))
+    sampled = (np.cumsum(q_lens) - 1)[[item.samples for item in items]]
     copies = np.array(batch.slot_copies, dtype=np.int64).reshape(-1, 2)
+    pending = np.flatnonzero(ids == PENDING)
+    assert last is not None or not len(pending), "tokens are pending, and nothing was sampled"
+    sources = [last.places[items[owner].sequence] for owner in owners[pending]] if last is not None else []
+    if padding is not None:
+        ids, positions = _padded(ids, padding.num_tokens, 0), _padded(positions, padding.num_tokens, 0)
+        slots, sampled = _padded(slots, padding.num_tokens, padding.slot), _padded(sampled, padding.num_sampled, 0)
+    columns = (ids, positions, slots, sampled, copies[:, 0], copies[:, 1], pending, np.array(sources, np.int64))
+    buffer = to_device(np.concatenate(columns, dtype=np.int64), device)
+    views = torch.split(buffer, [len(column) for column in columns])
+    if last is not None and len(pending):
+        # What is no token ends its row when the host sees it; until then it only must not be looked up.
+        views[0][views[6]] = last.tokens[views[7]].clamp(min=0)
     return ForwardBatch(
-        input_ids=_tensor(ids.astype(np.int64), device)[None],
-        positions=_tensor(positions, device)[None],
-        slots=_tensor(slots, device),
-        copy_sources=_tensor(copies[:, 0], device),
-        copy_targets=_tensor(copies[:, 1], device),
-        sampled=_tensor(last[samples], device),
+        input_ids=views[0][None],
+        positions=views[1][None],
+        slots=views[2],
+        sampled=views[3],
+        copy_sources=views[4],
+        copy_targets=views[5],
+        buffer=buffer,
         work=Work(
             q_lens=tuple(q_lens.tolist()),
-            kv_lens=tuple(item.start + item.num_tokens for item in items),
+            kv_lens=tuple(item.end for item in items),
             block_table=torch.from_numpy(table),
             block_size=block_size,
         ),
     )
 
 
-def _block_table(items: "tuple[Item, ...]", block_size: int) -> NDArray[np.int32]:
+def _padded(values: NDArray[np.int64], length: int, fill: int) -> NDArray[np.int64]:
+    return np.pad(values, (0, length - len(values)), constant_values=fill)
+
+
+def _block_table(items: tuple[Item, ...], block_size: int) -> NDArray[np.int32]:
     """int32 [num_items, max_blocks]: the blocks up to each item's end, zero behind."""
-    num_blocks = [-(-(item.start + item.num_tokens) // block_size) for item in items]
+    num_blocks = [-(-item.end // block_size) for item in items]
     table = np.zeros((len(items), max(num_blocks)), dtype=np.int32)
     for row, item, wanted in zip(table, items, num_blocks, strict=True):
         blocks = item.sequence.block_table
         assert len(blocks) >= wanted, f"row {item.sequence.request.row_idx}: {len(blocks)} blocks, {wanted} needed"
         row[:wanted] = blocks[:wanted]
     return table
-
-
-def _tensor(values: NDArray[np.int64] | NDArray[np.int32], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)

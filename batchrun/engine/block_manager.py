@@ -59,7 +59,7 @@ class BlockManager:
     def copy_partial(self, sequence: Sequence, prefix: Prefix) -> list[tuple[int, int]]:
         """Makes the equal beginning of a block that then differs the sequence's own (copy on write).
 
-        Returns (source, destination) slots to be copied in this step. The source stays where it is until `unpin`.
+        Returns (source, destination) slots to be copied in this step. The source is nobody else's until `unpin`.
         """
         if not prefix.partial_len or self.room < 2:
             return []
@@ -73,7 +73,7 @@ class BlockManager:
         return [(source * self.block_size + offset, block * self.block_size + offset) for offset in offsets]
 
     def unpin(self) -> None:
-        """The step's copies are done: their sources may go."""
+        """The step is put together: whoever gets the copies' sources next writes to them in a later one."""
         for block in self._pinned:
             self.tree.release([block])
         self._pinned.clear()
@@ -130,6 +130,12 @@ class BlockManager:
         sequence.block_table.extend(blocks)
         sequence.num_computed = swapped.num_computed
         return SwapIn(slots, blocks) if slots else None
+
+    def forget_swapped(self, sequence: Sequence) -> None:
+        """The sequence's places on the host are free again; what they hold is lost."""
+        if sequence.swapped is not None:
+            self._free_host_slots.extend(sequence.swapped.host_slots)
+            sequence.swapped = None
 
     def _allocate(self) -> int:
         if not self.pool.num_free:

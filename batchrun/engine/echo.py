@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchrun.engine.request import TokenIds
-from batchrun.engine.step import Item, Sampled, ScheduledBatch
+from batchrun.engine.sequence import PENDING, Sequence
+from batchrun.engine.step import Ended, Item, Sampled, ScheduledBatch
 
 FIRST_BYTE = 3  # ids below are padding, beginning and end of text
 EOS_TOKEN_ID = 2
@@ -24,46 +25,54 @@ class EchoRunner:
     """Implements `Runner` on two integer arrays; a block costs 8 bytes a token.
 
     A row's length is decided by the hash as well: each token is the end of text with probability
-    1 / `mean_output_len`.
+    1 / `mean_output_len`. With `overlaps` it takes pending tokens from what it sampled last, as a device would.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_host_slots: int = 0, mean_output_len: int = 24) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_host_slots: int = 0,
+        mean_output_len: int = 24,
+        *,
+        overlaps: bool = False,
+    ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_host_slots = num_host_slots
         self.block_bytes = 8 * block_size
         self.is_gpu = False
+        self.overlaps = overlaps
         self._pool = np.full((num_blocks, block_size), _UNREAD, dtype=np.int64)
         self._host = np.full((num_host_slots, block_size), _UNREAD, dtype=np.int64)
         self._mean_output_len = mean_output_len
+        self._sampled: dict[Sequence, int] = {}  # by the last step
 
-    def execute(self, batch: ScheduledBatch) -> Sampled:
+    def launch(self, batch: ScheduledBatch) -> Ended:
         """Swaps, writes every token of the step, copies slots, and only then reads."""
-        num_swapped = 0
         for out in batch.swap_outs:
             self._host[list(out.host_slots)] = self._pool[list(out.blocks)]
-            num_swapped += len(out.blocks)
         for back in batch.swap_ins:
             self._pool[list(back.blocks)] = self._host[list(back.host_slots)]
-            num_swapped += len(back.blocks)
         slots = self._pool.reshape(-1)
         for item in batch.items:
             self._write(slots, item)
         for source, destination in batch.slot_copies:
             slots[destination] = slots[source]
-        tokens = [self._next(item) for item in batch.sampled]
-        return Sampled(np.array(tokens, dtype=np.int32), swap_bytes=num_swapped * self.block_bytes)
+        self._sampled = {item.sequence: self._next(item) for item in batch.sampled}
+        tokens = np.array(list(self._sampled.values()), dtype=np.int32)
+        return Ended(Sampled(tokens, swap_bytes=batch.num_swapped * self.block_bytes))
 
     def _write(self, slots: NDArray[np.int64], item: Item) -> None:
-        positions = np.arange(item.start, item.start + item.num_tokens)
+        positions = np.arange(item.start, item.end)
         blocks = np.asarray(item.sequence.block_table)[positions // self.block_size]
-        slots[blocks * self.block_size + positions % self.block_size] = entries(
-            item.sequence.tokens[item.start : item.start + item.num_tokens], item.start
-        )
+        tokens = item.context[item.start :].copy()
+        if tokens[-1] == PENDING:
+            tokens[-1] = self._sampled[item.sequence]
+        slots[blocks * self.block_size + positions % self.block_size] = entries(tokens, item.start)
 
     def _next(self, item: Item) -> int:
-        end = item.start + item.num_tokens
-        read = self._pool[item.sequence.block_table].reshape(-1)[:end]
+        read = self._pool[item.sequence.block_table].reshape(-1)[: item.end]
         return choose(read, self._mean_output_len)
 
 

@@ -1,8 +1,10 @@
-"""The loop: schedule a step, run it, take in its tokens. One engine per device.
+"""The loop: schedule a step, launch it, take in the tokens of the one before. One engine per device.
 
+Where a device computes on its own, the host schedules the next step meanwhile; elsewhere a step is waited for at once.
 Knows requests and completions; nothing of Parquet, prompts' text or the job folder.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from batchrun.engine.request import Completion, Request, SamplingParams
 from batchrun.engine.scheduler import Scheduler, SchedulerConfig
 from batchrun.engine.statistics import Statistics
-from batchrun.engine.step import Runner
+from batchrun.engine.step import Launched, Runner, ScheduledBatch
 from batchrun.engine.stop import Decode, StopStrings
 
 
@@ -20,6 +22,15 @@ class InFlight:
 
     row_idx: int
     output_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A launched step whose tokens have not been taken in."""
+
+    batch: ScheduledBatch
+    launched: Launched
+    began: float
 
 
 class Engine:
@@ -36,10 +47,12 @@ class Engine:
         self._runner = runner
         self._stops = StopStrings(decode)
         self._clock = clock
+        self._flight: _Flight | None = None
+        self._last_ended = -math.inf
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._flight is not None
 
     @property
     def num_waiting(self) -> int:
@@ -59,14 +72,37 @@ class Engine:
         return self.scheduler.lengths.mean(sampling)
 
     def step(self) -> list[Completion]:
-        """One forward pass over whatever is scheduled; the rows it finished."""
+        """Launches a forward pass over whatever can be scheduled; the rows that are known to be finished.
+
+        With a runner that overlaps these are the rows of the step before.
+        """
+        completions = []
+        if self._flight is not None and (self.scheduler.needs_known_tokens or not self.scheduler.has_work):
+            completions += self._land()
+        if not self.scheduler.has_work:
+            return completions
         batch = self.scheduler.schedule()
         began = self._clock()
-        sampled = self._runner.execute(batch)
-        elapsed = self._clock() - began
-        self.scheduler.costs.observe_compute(batch.num_tokens, elapsed - sampled.swap_seconds)
+        following = None if batch.is_empty else _Flight(batch, self._runner.launch(batch), began)
+        if self._flight is not None:
+            completions += self._land()
+        self._flight = following
+        if self._flight is not None and not self._runner.overlaps:
+            completions += self._land()
+        return completions
+
+    def _land(self) -> list[Completion]:
+        """Waits for the step in flight; the rows that it finished."""
+        flight, self._flight = self._flight, None
+        assert flight is not None, "nothing to wait for"
+        sampled = flight.launched.wait()
+        now = self._clock()
+        # A device begins a step when it has ended the one before, however early it was launched.
+        elapsed, self._last_ended = now - max(flight.began, self._last_ended), now
+        computing = elapsed if self._runner.overlaps else elapsed - sampled.swap_seconds
+        self.scheduler.costs.observe_compute(flight.batch.num_tokens, computing)
         self.scheduler.costs.observe_swap(sampled.swap_bytes, sampled.swap_seconds)
-        completions = self.scheduler.update(batch, sampled, self._stops.find)
+        completions = self.scheduler.update(flight.batch, sampled, self._stops.find)
         for completion in completions:
             self._stops.forget(completion.row_idx)
         return completions

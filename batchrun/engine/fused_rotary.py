@@ -1,8 +1,8 @@
-"""Rotary positions by the C kernel, in an attention module of transformers whose code turns queries and keys itself.
+"""Rotary positions by a kernel, in an attention module of transformers whose code turns queries and keys itself.
 
 Such a module's `forward` looks a function up by the name below among its globals. If that function, fed random
 queries and angles, turns the halves of a head as pairs, the one module gets a `forward` of the same code that finds
-the C kernel under that name; the class and everybody else keep theirs.
+the kernel under that name; the class and everybody else keep theirs.
 """
 
 import inspect
@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchrun_kernels.elementwise import reference_rope, rope
+from batchrun_kernels.elementwise import reference_rope
 
 _NAME = "apply_rotary_pos_emb"
 _TOLERANCE = 1e-5
 
+Rope = Callable[[Tensor, Tensor, Tensor], Tensor]  # as batchrun_kernels.elementwise.rope
 
-def fuse_rotary(module: nn.Module) -> bool:
+
+def fuse_rotary(module: nn.Module, rope: Rope) -> bool:
     """Gives `module` another `forward`, to be undone by deleting it; False: it is not one that could be."""
     forward: Any = inspect.unwrap(type(module).forward)
     if "forward" in vars(module) or not isinstance(forward, FunctionType) or forward.__closure__:
@@ -27,15 +29,15 @@ def fuse_rotary(module: nn.Module) -> bool:
     theirs = forward.__globals__.get(_NAME)
     if _NAME not in forward.__code__.co_names or theirs is None or not _turns_halves(theirs):
         return False
-    names = {**forward.__globals__, _NAME: _turning_as(theirs)}
+    names = {**forward.__globals__, _NAME: _turning_as(theirs, rope)}
     ours = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__)
     ours.__kwdefaults__ = forward.__kwdefaults__
     module.forward = MethodType(ours, module)
     return True
 
 
-def _turning_as(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """`theirs` by the C kernel; a call that asks for more than was compared (part of a head, say) is left to it."""
+def _turning_as(theirs: Callable[..., Any], rope: Rope) -> Callable[..., Any]:
+    """`theirs` by the kernel; a call that asks for more than was compared (part of a head, say) is left to it."""
 
     def turn(
         q: Tensor,  # [1, num_heads, num_tokens, head_dim]

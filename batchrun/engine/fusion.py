@@ -1,4 +1,4 @@
-"""Puts the C kernels into a transformers model on the CPU: what computes a known formula is replaced, nothing else.
+"""Puts a device's kernels into a transformers model: what computes a known formula is replaced, nothing else.
 
 A packed weight takes the place of the parameters it was made from: no weight is held twice. `Fusion.undo` gives the
 model back as it was, to the bit.
@@ -13,7 +13,7 @@ from torch import nn
 from batchrun.engine.fused import FusedEmbedding, FusedGlu, FusedLinear, FusedNorm, joined_bias
 from batchrun.engine.fused_rotary import fuse_rotary
 from batchrun.engine.probe import Linear, probe_embedding, probe_glu, probe_linear, probe_norm
-from batchrun_kernels.packed import PackedWeight
+from batchrun_kernels.layers import LayerKernels, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class _Packed:
     """The linear's parameter was emptied: it is the outputs `begin ... end` of `weight`."""
 
     linear: Linear
-    weight: PackedWeight
+    weight: Weight
     begin: int
     end: int
 
@@ -36,8 +36,9 @@ class _Replaced:
 class Fusion:
     """The model's modules that gave way to fused ones; see `fuse`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, kernels: LayerKernels) -> None:
         self._model = model
+        self._kernels = kernels
         self._packed: list[_Packed] = []
         self._replaced: list[_Replaced] = []
         self._rotary: list[nn.Module] = []
@@ -62,17 +63,17 @@ class Fusion:
     def pack(self, linears: list[Linear]) -> FusedLinear:
         """One module for the outputs of all `linears`, one after another; their parameters are emptied."""
         sizes = [len(linear.weight) for linear in linears]
-        weight = PackedWeight.pack(torch.cat([linear.weight for linear in linears]))
+        weight = self._kernels.pack(torch.cat([linear.weight for linear in linears]))
         end = 0
         for linear, size in zip(linears, sizes, strict=True):
             begin, end = end, end + size
             self._packed.append(_Packed(linear, weight, begin, end))
-            linear.parameter.data = torch.empty(0)
+            linear.parameter.data = linear.parameter.new_empty(0)
         return FusedLinear(weight, joined_bias([linear.bias for linear in linears], sizes))
 
     def turn(self) -> None:
-        """Rotary positions by the C kernel, wherever a module's code is known to use the same."""
-        self._rotary += [module for module in self._model.modules() if fuse_rotary(module)]
+        """Rotary positions by the kernel, wherever a module's code is known to use the same."""
+        self._rotary += [module for module in self._model.modules() if fuse_rotary(module, self._kernels.rope)]
 
     def put(self, places: dict[int, nn.Module]) -> None:
         """Every module whose id is in `places` gives way to the one there, wherever it stands in the model."""
@@ -84,9 +85,9 @@ class Fusion:
 
 
 @torch.inference_mode()
-def fuse(model: nn.Module) -> Fusion:
+def fuse(model: nn.Module, kernels: LayerKernels) -> Fusion:
     """Replaces in place; a model none of whose modules is known stays as it is."""
-    fusion = Fusion(model)
+    fusion = Fusion(model, kernels)
     modules = list(model.modules())
     found = {id(module): linear for module in modules if (linear := probe_linear(module)) is not None}
     factors = {id(module): factor for module in modules if (factor := probe_embedding(module)) is not None}
@@ -97,15 +98,17 @@ def fuse(model: nn.Module) -> Fusion:
         own = {name: linears[id(child)] for name, child in module.named_children() if id(child) in linears}
         is_alone = all(len(shared[id(linear.parameter)]) == 1 for linear in own.values())
         if own and is_alone and (glu := probe_glu(module, own)) is not None:
-            *gates_and_ups, down = [own[name] for name in glu.inner]
-            places[id(module)] = FusedGlu(fusion.pack(gates_and_ups), fusion.pack([down]), glu.activation)
+            *gates_and_ups, last = glu.inner
+            gate_up = fusion.pack([own[name] for name in gates_and_ups])
+            down = fusion.pack([own[last]]) if kernels.packs_all else module.get_submodule(last)
+            places[id(module)] = FusedGlu(gate_up, down, glu.activation, kernels)
             for child in module.children():
                 linears.pop(id(child), None)
     for module in modules:
-        if id(module) in linears:
+        if kernels.packs_all and id(module) in linears:
             _pack_with_owners(fusion, linears[id(module)], shared, factors, places)
         elif (norm := probe_norm(module)) is not None:
-            places[id(module)] = FusedNorm(norm.weight, norm.eps)
+            places[id(module)] = FusedNorm(norm.weight, norm.eps, kernels)
     fusion.put(places)
     fusion.turn()
     return fusion

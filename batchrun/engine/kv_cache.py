@@ -12,6 +12,9 @@ from torch import Tensor
 from batchrun.engine.batch import ForwardBatch
 from batchrun_kernels import Attention, KVLayer, KVPool, Mask
 
+# The attribute of a tensor whose keys or values a cache has written.
+_MARK = "batchrun_layer"
+
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
@@ -28,6 +31,12 @@ class PagedLayer:
     ) -> Tensor:
         """[num_tokens, num_heads, value_dim]."""
         return self.attention.attend(q, self.pool.keys, self.pool.values, self.plan, mask)
+
+
+def paged_layer(key: Tensor, value: Tensor) -> PagedLayer | None:
+    """The layer that both were written to in this step; None: what they are is in no pool."""
+    layer: PagedLayer | None = getattr(key, _MARK, None)
+    return layer if layer is getattr(value, _MARK, None) else None
 
 
 class KVCache:
@@ -59,10 +68,10 @@ class KVCache:
         """Bytes of one block in all layers that have been allocated."""
         return sum(layer.block_bytes(self.block_size, self._place.dtype) for layer in self.layers.values())
 
-    def begin(self, step: ForwardBatch) -> None:
-        """All layers' `update`s up to the next `begin` belong to this step."""
+    def begin(self, step: ForwardBatch, plan: Any) -> None:
+        """All layers' `update`s up to the next `begin` belong to this step; `plan` is the attention's for it."""
         self._step = step
-        self._plan = self.attention.plan(step.work)
+        self._plan = plan
 
     def update(
         self,
@@ -71,9 +80,10 @@ class KVCache:
         layer_idx: int,
         kwargs: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Writes the step's keys and values, then does its slot copies, and hands the layer to the attention.
+        """Writes the step's keys and values and does its slot copies; both tensors come back, marked with the layer.
 
-        The attention function finds the layer under "paged" in `kwargs`, which is what it is called with.
+        By the mark `paged_layer` knows, in the attention function, where they lie: of the layer that wrote them, or
+        of a later one that shares them.
         """
         step = self._step
         assert step is not None, "update before begin"
@@ -83,8 +93,9 @@ class KVCache:
         layout.write(pool, key[0].transpose(0, 1), value[0].transpose(0, 1), step.slots)
         if len(step.copy_sources):
             layout.copy_slots(pool, step.copy_sources, step.copy_targets)
-        if kwargs is not None:
-            kwargs["paged"] = PagedLayer(pool, self.attention, self._plan)
+        layer: Any = PagedLayer(pool, self.attention, self._plan)
+        for tensor in (key, value):
+            setattr(tensor, _MARK, layer)
         return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -7,20 +7,21 @@ import torch
 
 _CPU_SHARE = 0.4
 _CPU_AT_MOST = 8 << 30
-# Left to activations, logits and the allocator's own fragments.
-_GPU_WORKSPACE_SHARE = 0.05
+# Left to the allocator's fragments, and to what recorded steps keep for themselves.
+_GPU_SLACK_SHARE = 0.02
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def default_pool_bytes(device: torch.device, *, gpu_memory_utilization: float) -> int:
-    """Bytes for keys and values, asked after the weights are loaded.
+def gpu_pool_bytes(device: torch.device, *, gpu_memory_utilization: float, workspace_bytes: int) -> int:
+    """Bytes for keys and values beside everything in use on the device and a step's workspace."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    share = gpu_memory_utilization - _GPU_SLACK_SHARE
+    return max(0, int(total * share) - (total - free) - workspace_bytes)
 
-    On a GPU what `gpu_memory_utilization` of the memory leaves beside everything in use and a workspace; on a CPU a
-    part of the memory that is free to this process.
-    """
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(total * (gpu_memory_utilization - _GPU_WORKSPACE_SHARE)) - (total - free))
+
+def cpu_pool_bytes() -> int:
+    """Bytes for keys and values: a part of the memory that is free to this process."""
     return min(int(free_host_bytes(_CGROUP) * _CPU_SHARE), _CPU_AT_MOST)
 
 

@@ -1,7 +1,7 @@
 """A causal language model from transformers, unmodified, run packed over the block pool.
 
-Owns the weights and the proof, at load, that this way of running them computes what the model's own code does. On a
-CPU the C kernels take part in float32, where there are any and the same proof holds with them.
+Owns the weights and the proof, at load, that this way of running them computes what the model's own code does. The
+device's own kernels take part, where there are any and the same proof holds with them.
 """
 
 import logging
@@ -14,17 +14,16 @@ from batchrun.engine.attention import NAME, paged_attention, run_packed
 from batchrun.engine.batch import ForwardBatch
 from batchrun.engine.fusion import fuse
 from batchrun.engine.kv_cache import KVCache
-from batchrun.engine.self_check import check, expect
+from batchrun.engine.self_check import Checked, Expected, check, expect
 from batchrun.errors import ModelUnavailable
 from batchrun.quiet import quiet_transformers
-from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, native, select
+from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, check_kv_dtype, select
 from batchrun_kernels.cpu import GatherAttention
+from batchrun_kernels.layers import layer_kernels
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# They compute attention in their own code and call no interface (ALiBi, fused kernels).
-_OWN_ATTENTION = frozenset({"bloom", "falcon", "mpt"})
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ class Model:
     """`forward` on the device and in the dtype it was loaded with.
 
     `kv_layers` is what a pool must hold for it, `attention` what it was checked with, which is to read that pool.
-    `place` is a tensor of the model's dtype on its device.
+    `place` is a tensor of the model's dtype on its device, `kv_place` one of the dtype of keys and values.
     """
 
     def __init__(
@@ -43,18 +42,29 @@ class Model:
         needs: frozenset[Feature],
         attention: Attention,
         place: Tensor,
+        kv_place: Tensor,
     ) -> None:
         self.kv_layers = kv_layers
         self.needs = needs
         self.attention = attention
         self.place = place
+        self.kv_place = kv_place
         self._module = module
 
     @classmethod
-    def load(cls, folder: "Path", *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> "Model":
+    def load(
+        cls,
+        folder: "Path",
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        trust_remote_code: bool,
+        kv_dtype: torch.dtype | None = None,
+    ) -> "Model":
         """Reads safetensors weights and checks the model against its own eager attention.
 
-        Raises ModelUnavailable naming the architecture when it cannot be run exactly.
+        Raises ModelUnavailable naming the architecture when it cannot be run exactly, or when keys and values cannot
+        be kept in `kv_dtype`; None is `dtype`.
         """
         from transformers import AutoModelForCausalLM
 
@@ -70,10 +80,10 @@ class Model:
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelUnavailable(f"{folder} cannot be loaded: {reason}") from error
-        return cls.adopt(module.to(device))
+        return cls.adopt(module.to(device), kv_dtype)
 
     @classmethod
-    def adopt(cls, module: Any) -> "Model":
+    def adopt(cls, module: Any, kv_dtype: torch.dtype | None = None) -> "Model":
         """Takes over a transformers model that runs eager attention; see `load`."""
         from transformers import AttentionInterface
 
@@ -81,39 +91,56 @@ class Model:
         module.eval()
         AttentionInterface.register(NAME, paged_attention)
         expected = expect(module)
-        module.set_attn_implementation(NAME)
-        plain = GatherAttention(expected.place.device)
-        checked = check(module, expected, plain)
+        with quiet_transformers():
+            module.set_attn_implementation(NAME)
+        if module.config._attn_implementation != NAME:
+            # ALiBi, a mask or a product of its own: transformers warns, and leaves such a model as it was.
+            raise ModelUnavailable(f"{expected.name} computes attention in its own code, which cannot run over blocks")
         place = expected.place
+        checked = check(module, expected, GatherAttention(place.device))
+        attention = _accelerate(module, expected, checked)
+        kv_place = place.new_empty(0, dtype=kv_dtype)
         try:
-            attention = select(str(place.device), checked.needs, checked.kv_layers.values(), place.dtype)
+            check_kv_dtype(attention, place.dtype, kv_place.dtype)
         except UnsupportedError as error:
-            raise ModelUnavailable(str(error)) from error
-        fusion = fuse(module) if _has_fused_modules(place) else None
-        if fusion is not None or attention.name != plain.name:
-            try:
-                check(module, expected, attention)
-            except ModelUnavailable as error:
-                _log.warning("running in plain torch, which is slower: with the fast kernels %s", error)
-                attention = plain
-                if fusion is not None:
-                    fusion.undo()
-        return cls(module, checked.kv_layers, checked.needs, attention, place)
+            raise ModelUnavailable(f"{error}; leave out --kv-cache-dtype") from error
+        if kv_place.dtype != place.dtype:
+            check(module, expected, attention, kv_place)
+        return cls(module, checked.kv_layers, checked.needs, attention, place, kv_place)
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Logits [num_sampled, vocab]; writes the batch's keys and values to the cache on the way."""
-        return run_packed(self._module, batch, cache)
+        return self.forward_planned(cache, batch, cache.attention.plan(batch.work))
+
+    def forward_planned(self, cache: KVCache, batch: ForwardBatch, plan: Any) -> Tensor:
+        """The same with the attention's plan for the batch, which may be made beforehand."""
+        return run_packed(self._module, batch, cache, plan)
 
 
-def _has_fused_modules(place: Tensor) -> bool:
-    return place.device.type == "cpu" and place.dtype == torch.float32 and native.find() is not None
+def _accelerate(module: Any, expected: Expected, checked: Checked) -> Attention:
+    """Puts the device's kernels into the module and returns its attention, if the model is as right with them."""
+    place, plain = expected.place, GatherAttention(expected.place.device)
+    try:
+        attention = select(str(place.device), checked.needs, checked.kv_layers.values(), place.dtype)
+    except UnsupportedError as error:
+        raise ModelUnavailable(str(error)) from error
+    kernels = layer_kernels(place.device, place.dtype)
+    fusion = fuse(module, kernels) if kernels is not None else None
+    if fusion is None and attention.name == plain.name:
+        return attention
+    try:
+        check(module, expected, attention)
+    except ModelUnavailable as error:
+        _log.warning("running in plain torch, which is slower: with the fast kernels %s", error)
+        if fusion is not None:
+            fusion.undo()
+        return plain
+    return attention
 
 
 def _refuse_by_name(config: Any) -> None:
     name = (config.architectures or [type(config).__name__])[0]
     text = config.get_text_config(decoder=True)
-    if config.model_type in _OWN_ATTENTION:
-        raise ModelUnavailable(f"{name} computes attention in its own code, which cannot run over blocks")
     if getattr(text, "kv_lora_rank", None):
         raise ModelUnavailable(f"{name} stores compressed latents (multi-head latent attention), not keys and values")
     unknown = set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYERS

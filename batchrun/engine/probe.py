@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 from batchrun_kernels.elementwise import Activation, activated, reference_rms_norm
 
 _ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh")
-# Of the largest value: what float32 sums of another order differ by at most, and a different formula does not.
-_TOLERANCE = 1e-5
+# Of the largest value: what sums of another order differ by at most, and a different formula does not.
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 0.004}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Linear:
 class Norm:
     """The module computes x / sqrt(mean of squares + eps) * weight."""
 
-    weight: Tensor  # [n]
+    weight: Tensor  # float32 [n]
     eps: float
 
 
@@ -59,7 +59,8 @@ def probe_linear(module: nn.Module) -> Linear | None:
     for found in (Linear(weight, bias, is_transposed=False), Linear(weight, bias, is_transposed=True)):
         if bias is not None and bias.shape != found.weight.shape[:1]:
             continue
-        if all(_equals(_output(module, x), linear(x, found.weight, bias)) for x in _inputs(found.weight.shape[1])):
+        inputs = _inputs(weight, found.weight.shape[1])
+        if all(_equals(_output(module, x), linear(x, found.weight, bias)) for x in inputs):
             return found
     return None
 
@@ -70,7 +71,7 @@ def probe_embedding(module: nn.Module) -> float | None:
     weight = parameters.pop("weight", None)
     if weight is None or parameters or weight.dim() != 2:
         return None
-    ids = torch.tensor([[0, len(weight) // 2, len(weight) - 1]])
+    ids = torch.tensor([[0, len(weight) // 2, len(weight) - 1]], device=weight.device)
     found, rows = _output(module, ids), weight.detach()[ids]
     if found is None or found.shape != rows.shape:
         return None
@@ -87,9 +88,9 @@ def probe_norm(module: nn.Module) -> Norm | None:
     if len(parameters) != 1 or (weight := next(iter(parameters.values())).detach()).dim() != 1:
         return None
     # Small inputs, where eps shows, and large ones with a mean, which a norm of another kind would subtract.
-    inputs = [x * scale + scale for x in _inputs(len(weight)) for scale in (1e-3, 1.0)]
+    inputs = [x * scale + scale for x in _inputs(weight, len(weight)) for scale in (1e-3, 1.0)]
     for eps in [value for value in vars(module).values() if isinstance(value, float)]:
-        for scaled in (weight, weight + 1):
+        for scaled in (weight.float(), weight.float() + 1):
             if all(_equals(_output(module, x), reference_rms_norm(x, scaled, eps)) for x in inputs):
                 return Norm(scaled, eps)
     return None
@@ -108,7 +109,7 @@ def probe_glu(module: nn.Module, linears: dict[str, Linear]) -> Glu | None:
             fits = len(order) == 2 and weights[0].shape[0] == 2 * weights[1].shape[1]
         if not fits:
             continue
-        inputs = _inputs(weights[0].shape[1])
+        inputs = _inputs(weights[0], weights[0].shape[1])
         for candidate in [Glu(order, activation) for activation in _ACTIVATIONS]:
             if all(_equals(_output(module, x), _glu(candidate, linears, x)) for x in inputs):
                 return candidate
@@ -123,9 +124,9 @@ def _glu(glu: Glu, linears: dict[str, Linear], x: Tensor) -> Tensor:
 
 
 def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """A leaf's float32 parameters on the CPU; none of a module that is not one, or whose calls others listen to."""
+    """A leaf's parameters; none of a module that is not one, or whose calls others listen to."""
     parameters = dict(module.named_parameters(recurse=False))
-    plain = all(one.dtype == torch.float32 and one.device.type == "cpu" for one in parameters.values())
+    plain = all(one.dtype in _TOLERANCES for one in parameters.values())
     return parameters if plain and not any(True for _ in module.children()) and not _has_hooks(module) else {}
 
 
@@ -133,9 +134,9 @@ def _has_hooks(module: Any) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _inputs(width: int) -> list[Tensor]:
-    """Float32 [1, 3, width], of the usual size and of a size at which a clamp would act."""
-    x = torch.randn(1, 3, width, generator=torch.Generator().manual_seed(width))
+def _inputs(like: Tensor, width: int) -> list[Tensor]:
+    """[1, 3, width] as `like`, of the usual size and of a size at which a clamp would act."""
+    x = torch.randn(1, 3, width, generator=torch.Generator().manual_seed(width)).to(like)
     return [x, x * 50]
 
 
@@ -146,10 +147,13 @@ def _output(module: nn.Module, x: Tensor) -> Tensor | None:
     except Exception:
         # Whatever a module of an unknown kind raises for a plain tensor: it is not of the kind in question.
         return None
-    return out if isinstance(out, Tensor) else None
+    if not isinstance(out, Tensor) or (x.is_floating_point() and out.dtype != x.dtype):
+        return None
+    return out
 
 
 def _equals(found: Tensor | None, expected: Tensor) -> bool:
     if found is None or found.shape != expected.shape:
         return False
-    return bool((found.double() - expected.double()).abs().max() <= _TOLERANCE * expected.double().abs().max())
+    error, largest = (found.double() - expected.double()).abs().max(), expected.double().abs().max()
+    return bool(error <= _TOLERANCES[found.dtype] * largest)

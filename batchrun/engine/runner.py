@@ -2,23 +2,30 @@
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from batchrun.engine.batch import pack
+from batchrun.engine.batch import Samples, pack
+from batchrun.engine.graphs import CudaRecorder, StepGraphs
 from batchrun.engine.kv_cache import KVCache
-from batchrun.engine.memory import default_pool_bytes
+from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes
 from batchrun.engine.model import Model
+from batchrun.engine.queues import Event, Queues, queues_of, to_host
 from batchrun.engine.sampling import sample
 from batchrun.engine.step import Sampled, ScheduledBatch
 from batchrun.engine.swap import HostPool
-from batchrun.errors import ModelUnavailable, UsageError
+from batchrun.engine.workspace import CudaMeter, measure_workspace
+from batchrun.errors import EngineFailed, ModelUnavailable, UsageError
 
 if TYPE_CHECKING:
     from batchrun.checkpoint import Checkpoint
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+KVDTypeName = Literal["auto", "float16", "float32"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SWAP_AT_MOST = 4 << 30
 _log = logging.getLogger(__name__)
@@ -26,14 +33,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """How a runner is laid out; sizes in bytes, None: chosen from the memory there is."""
+    """How a runner is laid out; sizes in bytes, None: chosen from the memory there is.
+
+    A step will have at most `max_num_batched_tokens` tokens of `max_num_seqs` rows; a GPU keeps room for such a one.
+    """
 
     dtype: DTypeName = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
     block_size: int = 16
+    kv_cache_dtype: KVDTypeName = "auto"
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     swap_space: int | None = None
+    enforce_eager: bool = False
     trust_remote_code: bool = False
 
 
@@ -43,6 +57,7 @@ class RunnerFacts:
 
     device: str
     dtype: str
+    kv_dtype: str
     kernel: str
     num_blocks: int
     block_size: int
@@ -51,62 +66,97 @@ class RunnerFacts:
 
 
 class TorchRunner:
-    """`step.Runner` over a transformers model and a pool of blocks."""
+    """`step.Runner` over a transformers model and a pool of blocks.
 
-    def __init__(self, model: Model, cache: KVCache, host: HostPool, eos_token_ids: tuple[int, ...]) -> None:
+    A step that does not fit the device's memory is computed in halves, and again in halves.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        host: HostPool,
+        eos_token_ids: tuple[int, ...],
+        *,
+        num_blocks: int,
+        queues: Queues,
+        graphs: StepGraphs | None = None,
+    ) -> None:
+        """`num_blocks` of the cache's are for sequences; `graphs`, if any, know what the rest is for."""
         self._model = model
         self._cache = cache
         self._host = host
         self._eos_token_ids = eos_token_ids
+        self._queues = queues
+        self._graphs = graphs
+        self._last: Samples | None = None
         self.block_size = cache.block_size
-        self.num_blocks = cache.num_blocks
+        self.num_blocks = num_blocks
         self.num_host_slots = host.num_slots
         self.block_bytes = cache.block_bytes
-        self.is_gpu = model.place.is_cuda
+        self.is_gpu = self.overlaps = model.place.is_cuda
 
     @classmethod
     def build(cls, checkpoint: "Checkpoint", options: RunnerOptions) -> "TorchRunner":
         """Loads the weights and lays out the pool.
 
         Raises ModelUnavailable when the model or the device cannot be used, UsageError when the memory given
-        holds not a single block.
+        holds not a single block, or is not there.
         """
         assert checkpoint.folder is not None, "a checkpoint without files has no tensors"
         device = choose_device(options.device)
         dtype = choose_dtype(options.dtype, device)
-        model = Model.load(checkpoint.folder, dtype=dtype, device=device, trust_remote_code=options.trust_remote_code)
-        return cls.lay_out(model, options, checkpoint.spec.eos_token_ids)
+        try:
+            model = Model.load(
+                checkpoint.folder,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=options.trust_remote_code,
+                kv_dtype=_DTYPES.get(options.kv_cache_dtype, dtype),
+            )
+        except torch.OutOfMemoryError as error:
+            raise ModelUnavailable(f"{checkpoint.spec.name} does not fit the memory of {device}") from error
+        try:
+            return cls.lay_out(model, options, checkpoint.spec.eos_token_ids)
+        except torch.OutOfMemoryError as error:
+            remedy = "--kv-cache-memory" if options.kv_cache_memory is not None else "--max-num-batched-tokens"
+            raise UsageError(f"{device} has not the memory for keys, values and a step; lower {remedy}") from error
 
     @classmethod
     def lay_out(cls, model: Model, options: RunnerOptions, eos_token_ids: tuple[int, ...]) -> "TorchRunner":
         """A runner for a loaded model; dtype and device of the options are not read."""
-        place = model.place
-        block_bytes = sum(layer.block_bytes(options.block_size, place.dtype) for layer in model.kv_layers.values())
-        pool_bytes = options.kv_cache_memory
-        if pool_bytes is None:
-            pool_bytes = default_pool_bytes(place.device, gpu_memory_utilization=options.gpu_memory_utilization)
+        place, kv_dtype = model.place, model.kv_place.dtype
+        block_bytes = sum(layer.block_bytes(options.block_size, kv_dtype) for layer in model.kv_layers.values())
+        pool_bytes = _pool_bytes(model, options) if options.kv_cache_memory is None else options.kv_cache_memory
         num_blocks = pool_bytes // block_bytes
         if num_blocks == 0:
             raise UsageError(
                 f"{pool_bytes} bytes for keys and values hold no block of {options.block_size} tokens "
                 f"({block_bytes} bytes); raise --kv-cache-memory"
             )
-        cache = KVCache(num_blocks, options.block_size, model.attention, place)
+        has_graphs = place.is_cuda and model.attention.supports_graphs and not options.enforce_eager
+        cache = KVCache(num_blocks + has_graphs, options.block_size, model.attention, model.kv_place)
         for index, layer in model.kv_layers.items():
             cache.allocate(index, layer)
         swap_space = options.swap_space
         if swap_space is None:
             # On a CPU too: copying a block costs far less than computing it, and memory is taken when it is used.
             swap_space = min(_SWAP_AT_MOST, pool_bytes)
-        runner = cls(model, cache, HostPool(cache, swap_space // block_bytes), eos_token_ids)
+        queues, graphs = queues_of(place.device), None
+        if has_graphs:
+            forward = partial(model.forward_planned, cache)
+            graphs = StepGraphs(forward, CudaRecorder(), scratch_slot=num_blocks * options.block_size)
+        host = HostPool(cache, swap_space // block_bytes, queues)
+        runner = cls(model, cache, host, eos_token_ids, num_blocks=num_blocks, queues=queues, graphs=graphs)
         facts = runner.facts
         _log.info(
-            "%s, %s, %s attention; %d blocks of %d tokens for keys and values (%.2f GiB)",
+            "%s, %s, %s attention; %d blocks of %d tokens for keys and values in %s (%.2f GiB)",
             facts.device,
             facts.dtype,
             facts.kernel,
             facts.num_blocks,
             facts.block_size,
+            facts.kv_dtype,
             facts.pool_bytes / (1 << 30),
         )
         return runner
@@ -117,6 +167,7 @@ class TorchRunner:
         return RunnerFacts(
             device=str(place.device),
             dtype=str(place.dtype).removeprefix("torch."),
+            kv_dtype=str(self._model.kv_place.dtype).removeprefix("torch."),
             kernel=self._cache.attention.name,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
@@ -124,19 +175,72 @@ class TorchRunner:
             host_bytes=self.num_host_slots * self.block_bytes,
         )
 
+    @property
+    def num_graphs(self) -> int:
+        """Steps that are recorded as device graphs."""
+        return self._graphs.num_recorded if self._graphs is not None else 0
+
     @torch.inference_mode()
-    def execute(self, batch: ScheduledBatch) -> Sampled:
-        """Returns when the sampled tokens are on the host. Raises EngineFailed when logits are not finite."""
-        moves = [self._host.copy_out(swap.blocks, swap.host_slots) for swap in batch.swap_outs]
-        moves += [self._host.copy_in(swap.host_slots, swap.blocks) for swap in batch.swap_ins]
-        forward = pack(batch, self.block_size, self._model.place.device)
-        logits = self._model.forward(forward, self._cache)
-        tokens = sample(logits, [item.sequence for item in batch.sampled], self._eos_token_ids)
-        return Sampled(
-            tokens=tokens,
-            swap_bytes=sum(move.num_bytes for move in moves),
-            swap_seconds=sum(move.seconds for move in moves),
-        )
+    def launch(self, batch: ScheduledBatch) -> "_Computing":
+        """Raises EngineFailed when not even a single token fits the device's memory."""
+        for out in batch.swap_outs:
+            self._host.copy_out(out.blocks, out.host_slots)
+        for back in batch.swap_ins:
+            self._host.copy_in(back.host_slots, back.blocks)
+        parts = self._sample(batch) if batch.items else [self._model.place.new_empty(0, dtype=torch.int64)]
+        tokens = torch.cat(parts)
+        self._last = Samples(tokens, {item.sequence: place for place, item in enumerate(batch.sampled)})
+        on_host = to_host(tokens)
+        return _Computing(on_host, self._queues.compute.record(), self._host, was_split=len(parts) > 1)
+
+    def _sample(self, batch: ScheduledBatch) -> list[Tensor]:
+        """The sampled tokens; more than one tensor: the step was split, for lack of memory."""
+        try:
+            return [sample(self._logits(batch), batch.sampled, self._eos_token_ids)]
+        except torch.OutOfMemoryError as error:
+            if batch.num_tokens == 1:
+                raise EngineFailed(
+                    "the device has not the memory to compute a single token; lower --kv-cache-memory or "
+                    "--gpu-memory-utilization, or --max-num-seqs"
+                ) from error
+        _log.warning("a step of %d tokens does not fit the device's memory; steps become smaller", batch.num_tokens)
+        if self.is_gpu:
+            torch.cuda.empty_cache()
+        return [tokens for half in batch.halves() for tokens in self._sample(half)]
+
+    def _logits(self, batch: ScheduledBatch) -> Tensor:
+        """[num_sampled, vocab]."""
+        padding = self._graphs.padding(batch) if self._graphs is not None else None
+        forward = pack(batch, self.block_size, self._model.place.device, last=self._last, padding=padding)
+        plan = self._cache.attention.plan(forward.work)
+        if self._graphs is None or padding is None:
+            return self._model.forward_planned(self._cache, forward, plan)
+        return self._graphs.run(forward, plan)[: len(batch.sampled)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Computing:
+    """`step.Launched`: `tokens` are on the host once `ended` is over."""
+
+    tokens: Tensor  # int64 [num_sampled]
+    ended: Event
+    host: HostPool
+    was_split: bool
+
+    def wait(self) -> Sampled:
+        self.ended.wait()
+        moved = self.host.take_costs()
+        return Sampled(self.tokens.numpy().astype(np.int32), moved.num_bytes, moved.seconds, self.was_split)
+
+
+def _pool_bytes(model: Model, options: RunnerOptions) -> int:
+    device = model.place.device
+    if device.type != "cuda":
+        return cpu_pool_bytes()
+    workspace = measure_workspace(
+        model, options.max_num_batched_tokens, options.max_num_seqs, options.block_size, CudaMeter(device)
+    )
+    return gpu_pool_bytes(device, gpu_memory_utilization=options.gpu_memory_utilization, workspace_bytes=workspace)
 
 
 def choose_device(name: str) -> torch.device:

@@ -8,11 +8,10 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from batchrun.engine.sequence import Sequence
-from batchrun.errors import EngineFailed
+from batchrun.engine.queues import to_device
+from batchrun.engine.step import NO_TOKEN, Item
 
 # Rows filtered at once: bounds the float64 copies of [rows, vocab].
 _ROWS_AT_ONCE = 32
@@ -23,27 +22,25 @@ _MASK64 = (1 << 64) - 1
 
 def sample(
     logits: Tensor,  # [num_sampled, vocab]
-    sequences: list[Sequence],
+    items: tuple[Item, ...],
     eos_token_ids: tuple[int, ...],
-) -> NDArray[np.int32]:
-    """int32 [num_sampled], on the host: the next token of each sequence.
+) -> Tensor:
+    """int64 [num_sampled], on the device of the logits: the token behind each item, NO_TOKEN if logits are not finite.
 
-    Raises EngineFailed naming the row whose logits are not finite.
+    On a GPU nothing is waited for, except where rows have penalties or are shorter than `min_tokens`.
     """
-    if any(_is_adjusted(sequence) for sequence in sequences):
+    if any(_is_adjusted(item) for item in items):
         logits = logits.float().clone()
-        for row, sequence in zip(logits, sequences, strict=True):
-            if _is_adjusted(sequence):
-                _adjust(row, sequence, eos_token_ids)
+        for row, item in zip(logits, items, strict=True):
+            if _is_adjusted(item):
+                _adjust(row, item, eos_token_ids)
     best, chosen = logits.max(dim=-1)
-    if bad := (~best.isfinite()).nonzero().flatten().tolist():
-        row_idx = sequences[bad[0]].request.row_idx
-        raise EngineFailed(f"row {row_idx}: the model's logits are not finite; try --dtype float32 or bfloat16")
-    random = [index for index, sequence in enumerate(sequences) if not sequence.request.sampling.is_greedy]
+    random = [index for index, item in enumerate(items) if not item.sequence.request.sampling.is_greedy]
     for first in range(0, len(random), _ROWS_AT_ONCE):
-        rows = torch.tensor(random[first : first + _ROWS_AT_ONCE], device=logits.device)
-        chosen[rows] = _draw(logits[rows].double(), [sequences[row] for row in rows.tolist()])
-    return chosen.cpu().numpy().astype(np.int32)
+        some = random[first : first + _ROWS_AT_ONCE]
+        rows = to_device(np.array(some), logits.device)
+        chosen[rows] = _draw(logits[rows].double(), [items[row] for row in some])
+    return chosen.masked_fill_(~best.isfinite(), NO_TOKEN)
 
 
 def uniform(seed: int, row_idx: int, position: int) -> float:
@@ -61,36 +58,36 @@ def _splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def _is_adjusted(sequence: Sequence) -> bool:
-    sampling = sequence.request.sampling
-    return sampling.has_penalties or sequence.output_len < sampling.min_tokens
+def _is_adjusted(item: Item) -> bool:
+    sampling = item.sequence.request.sampling
+    return sampling.has_penalties or item.output_len < sampling.min_tokens
 
 
 def _adjust(
     row: Tensor,  # float32 [vocab], changed in place
-    sequence: Sequence,
+    item: Item,
     eos_token_ids: tuple[int, ...],
 ) -> None:
-    sampling = sequence.request.sampling
+    sampling = item.sequence.request.sampling
     if sampling.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(sequence.tokens).astype(np.int64)).to(row.device)
+        seen = torch.from_numpy(np.unique(item.context).astype(np.int64)).to(row.device)
         scores = row[seen]
         row[seen] = torch.where(scores > 0, scores / sampling.repetition_penalty, scores * sampling.repetition_penalty)
     if sampling.frequency_penalty or sampling.presence_penalty:
-        ids, counts = np.unique(sequence.tokens[sequence.prompt_len :], return_counts=True)
+        ids, counts = np.unique(item.context[item.sequence.prompt_len :], return_counts=True)
         lost = torch.from_numpy(counts * sampling.frequency_penalty + sampling.presence_penalty).to(row)
         row[torch.from_numpy(ids.astype(np.int64)).to(row.device)] -= lost
-    if sequence.output_len < sampling.min_tokens:
+    if item.output_len < sampling.min_tokens:
         ends = sampling.stop_token_ids if sampling.ignore_eos else (*eos_token_ids, *sampling.stop_token_ids)
         row[list(ends)] = -math.inf
 
 
 def _draw(
     logits: Tensor,  # float64 [num_rows, vocab], after the penalties
-    sequences: list[Sequence],
+    items: list[Item],
 ) -> Tensor:
     """int64 [num_rows]: inverse CDF in the order of the token ids."""
-    params = [sequence.request.sampling for sequence in sequences]
+    params = [item.sequence.request.sampling for item in items]
     scaled = logits / _column([one.temperature for one in params], logits)
     best = scaled.amax(dim=-1, keepdim=True)
     min_p = [math.log(one.min_p) if one.min_p > 0 else -math.inf for one in params]
@@ -100,7 +97,9 @@ def _draw(
         scaled.masked_fill_(scaled < _threshold(scaled, top_k, [one.top_p for one in params]), -math.inf)
     weights = (scaled - best).exp()
     cumulated = weights.cumsum(dim=-1)
-    draws = [uniform(one.request.sampling.seed, one.request.row_idx, one.num_tokens) for one in sequences]
+    draws = [
+        uniform(one.seed, item.sequence.request.row_idx, item.end) for one, item in zip(params, items, strict=True)
+    ]
     total = cumulated[:, -1:]
     # Below the total even where the product rounds up to it.
     aims = torch.minimum(_column(draws, logits) * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -115,9 +114,10 @@ def _threshold(
 ) -> Tensor:
     """float64 [num_rows, 1]: the score of the last token that top_k, and then top_p, keeps."""
     vocab_size = scaled.shape[-1]
-    head = min(vocab_size, _HEAD)
+    # A GPU sorts all sooner than it tells the host whether it has to.
+    head = vocab_size if scaled.is_cuda else min(vocab_size, _HEAD)
     found = _threshold_within(scaled.topk(head, dim=-1).values, top_k, top_p, scaled)
-    for row in found.isnan().flatten().nonzero().flatten().tolist():
+    for row in () if head == vocab_size else found.isnan().flatten().nonzero().flatten().tolist():
         every = scaled[row : row + 1].sort(dim=-1, descending=True).values
         found[row] = _threshold_within(every, top_k[row : row + 1], top_p[row : row + 1], scaled[row : row + 1])[0]
     return found
@@ -146,4 +146,4 @@ def _threshold_within(
 
 def _column(values: list[float] | list[int], like: Tensor) -> Tensor:
     """float64 [num_rows, 1]."""
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    return to_device(np.array(values, np.float64), like.device)[:, None]

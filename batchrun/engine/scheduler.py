@@ -1,9 +1,10 @@
 """Decides every step: which tokens of which sequences are computed, who enters, and who has to make room.
 
 There are no phases. A step spends a budget of tokens on closing the gap between what a sequence has and what is
-computed of it. Knows token ids and integers; no tensor, text, clock or randomness. Work per step is O(running +
-admitted), whatever waits. Iteration-level scheduling follows Orca (Yu et al., OSDI 2022, section 3), paged blocks
-vLLM (Kwon et al., SOSP 2023, section 4).
+computed of it. It counts as done once it is scheduled: the next one may be scheduled before its tokens are known.
+Knows token ids and integers; no tensor, text, clock or randomness. Work per step is O(running + admitted), whatever
+waits. Iteration-level scheduling follows Orca (Yu et al., OSDI 2022, section 3), paged blocks vLLM (Kwon et al., SOSP
+2023, section 4).
 """
 
 from bisect import insort
@@ -21,11 +22,12 @@ from batchrun.engine.radix import Prefix, common_len
 from batchrun.engine.request import Completion, FinishReason, Request, TokenIds
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.statistics import Counters, Statistics
-from batchrun.engine.step import Item, Sampled, ScheduledBatch, SwapIn, SwapOut
-from batchrun.errors import EngineFailed
+from batchrun.engine.step import NO_TOKEN, Item, Sampled, ScheduledBatch, SwapIn, SwapOut
+from batchrun.errors import EngineFailed, RowError
 
 FindStop = Callable[[Sequence], str | None]
 
+_NOT_FINITE = RowError("engine_error", "the model's logits are not finite; try --dtype float32 or bfloat16")
 _MAX_SKIPS = 256  # rows that may pass one that does not fit, before it goes first
 
 
@@ -93,6 +95,7 @@ class Scheduler:
         self._arrivals = 0
         self._neighbour: Sequence | None = None  # the row admitted last
         self._head_skips = 0
+        self._budget = config.max_num_batched_tokens
         self._blocked_room: int | None = None  # room in blocks when admission last failed for lack of room only
 
     @property
@@ -104,6 +107,11 @@ class Scheduler:
         """Tokens the whole pool can hold."""
         return self.config.num_blocks * self.config.block_size
 
+    @property
+    def needs_known_tokens(self) -> bool:
+        """Whether a step must not be scheduled while tokens are pending: a running row's penalties look at them."""
+        return any(sequence.request.sampling.has_penalties for sequence in self.running)
+
     def add(self, request: Request) -> None:
         """Queues a row, in plan order. Its `max_len` must not exceed `capacity`."""
         assert request.max_len <= self.capacity, (request.row_idx, request.max_len, self.capacity)
@@ -111,41 +119,55 @@ class Scheduler:
         self._blocked_room = None
 
     def schedule(self) -> ScheduledBatch:
-        """The next step.
+        """The next step; empty when all depends on tokens that are pending.
 
         Raises:
             EngineFailed: nothing can be scheduled although work remains; a bug, with the state in the message.
         """
-        step = _Step(self.config.max_num_batched_tokens)
+        step = _Step(self._budget)
         for which in self._policy.passes:
             if which == "admit":
                 self._admit(step)
             else:
                 self._continue(which, step)
         self._top_up(step)
-        if not step.counts:
+        batch = step.freeze()
+        if not batch.items and not any(sequence.has_pending for sequence in (*self.running, *self.preempted)):
             raise EngineFailed(f"no sequence can be scheduled: {self._describe()}")
-        return step.freeze()
+        self.blocks.unpin()
+        self._advance(batch)
+        return batch
+
+    def _advance(self, batch: ScheduledBatch) -> None:
+        """From here on the step's tokens are computed, for all that is scheduled after it."""
+        for item in batch.items:
+            item.sequence.num_computed = item.end
+            if item.samples:
+                item.sequence.expect()
+        self.counters.swapped_bytes += batch.num_swapped * self.config.block_bytes
 
     def update(self, batch: ScheduledBatch, sampled: Sampled, find_stop: FindStop) -> list[Completion]:
-        """Takes in a step's tokens; the rows that are finished by them. `find_stop` sees each extended sequence."""
-        self.blocks.unpin()
-        tokens = iter(sampled.tokens.tolist())
+        """Takes in a step's tokens; the rows that are finished by them. `find_stop` sees each extended sequence.
+
+        Steps come in the order in which they were scheduled. A row that had ended before this step was, when nobody
+        knew it yet, scheduled once more: its token is dropped.
+        """
         completions = []
-        for item in batch.items:
-            sequence, end = item.sequence, item.start + item.num_tokens
-            sequence.num_computed = end
-            self.counters.computed_tokens += item.num_tokens
-            self.counters.computed_prompt_tokens += max(0, min(end, sequence.prompt_len) - item.start)
-            if not item.samples:
+        for item, token in zip(batch.sampled, sampled.tokens.tolist(), strict=True):
+            sequence = item.sequence
+            if sequence.is_finished:
                 continue
-            token = next(tokens)
-            sequence.append(token)
+            if token == NO_TOKEN:
+                completions.append(self._finish(sequence, "error", None, _NOT_FINITE))
+                continue
+            sequence.resolve(token)
             self.counters.output_tokens += 1
             ending = self._ending(sequence, token, find_stop)
             if ending is not None:
                 completions.append(self._finish(sequence, *ending))
-        self._count_step(batch, sampled)
+        self._count_step(batch)
+        if sampled.was_split:
+            self._budget = max(1, self._budget // 2)
         return completions
 
     def statistics(self) -> Statistics:
@@ -165,7 +187,7 @@ class Scheduler:
         """Gives running sequences, oldest first, the tokens they ask for."""
         for sequence in tuple(self.running):
             is_asked = which == "all" or (which == "decode") == (sequence.gap == 1)
-            if is_asked and sequence not in step.counts and sequence is not step.preempted:
+            if is_asked and sequence not in step.counts and sequence is not step.preempted and not sequence.is_full:
                 self._extend(sequence, self._share(sequence, step), step, may_preempt=True)
 
     def _top_up(self, step: _Step) -> None:
@@ -179,11 +201,11 @@ class Scheduler:
     def _share(self, sequence: Sequence, step: _Step) -> int:
         """Tokens of the budget that the sequence may take now."""
         if self._policy.shares_with_long and self.waiting and self._is_long(sequence.gap):
-            return min(step.budget, max(1, self.config.max_num_batched_tokens // 2))
+            return min(step.budget, max(1, self._budget // 2))
         return step.budget
 
     def _is_long(self, num_tokens: int) -> bool:
-        return num_tokens > self.config.max_num_batched_tokens
+        return num_tokens > self._budget
 
     def _extend(self, sequence: Sequence, limit: int, step: _Step, *, may_preempt: bool) -> None:
         """Schedules up to `limit` tokens of the sequence in this step, as far as there are blocks for them."""
@@ -205,7 +227,7 @@ class Scheduler:
         """Makes one sequence leave, at most one a step and never the oldest."""
         if step.preempted is not None:
             return
-        candidates = [sequence for sequence in self.running[1:] if sequence not in step.counts]
+        candidates = [one for one in self.running[1:] if one not in step.counts and not one.is_full]
         victim = choose_victim((sequence, self._freed_by(sequence)) for sequence in candidates)
         if victim is not None:
             self._preempt(victim, step)
@@ -359,7 +381,7 @@ class Scheduler:
         self, sequence: Sequence, token: int, find_stop: FindStop
     ) -> tuple[FinishReason, str | int | None] | None:
         """Why the row ends with `token`, and the stop string or token behind it; None when it goes on."""
-        sampling, output_len = sequence.request.sampling, sequence.output_len
+        sampling, output_len = sequence.request.sampling, len(sequence.output_ids)
         if output_len >= sampling.min_tokens:
             if token in self.config.eos_token_ids and not sampling.ignore_eos:
                 return "stop", None
@@ -370,10 +392,18 @@ class Scheduler:
                 return "stop", stop
         return ("length", None) if output_len >= sampling.max_tokens else None
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, stop: str | int | None) -> Completion:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop: str | int | None, error: RowError | None = None
+    ) -> Completion:
+        if sequence in self.preempted:  # by the step after the one that turned out to be its last
+            self.preempted.remove(sequence)
+            self.blocks.forget_swapped(sequence)
+        else:
+            self.running.remove(sequence)
         self.blocks.release(sequence)
-        self.running.remove(sequence)
-        self.lengths.observe(sequence.output_len)
+        sequence.is_finished = True
+        if error is None:
+            self.lengths.observe(len(sequence.output_ids))
         self.counters.rows_finished += 1
         self._blocked_room = None
         return Completion(
@@ -382,12 +412,15 @@ class Scheduler:
             finish_reason=reason,
             stop_reason=stop,
             prompt_tokens=sequence.prompt_len,
+            error=error,
         )
 
-    def _count_step(self, batch: ScheduledBatch, sampled: Sampled) -> None:
+    def _count_step(self, batch: ScheduledBatch) -> None:
         counters = self.counters
         counters.steps += 1
-        counters.swapped_bytes += sampled.swap_bytes
+        for item in batch.items:
+            counters.computed_tokens += item.num_tokens
+            counters.computed_prompt_tokens += max(0, min(item.end, item.sequence.prompt_len) - item.start)
         counters.slot_steps += self.config.max_num_seqs
         counters.busy_slot_steps += len(batch.items)
         for sequence in self.running:

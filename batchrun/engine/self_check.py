@@ -81,23 +81,24 @@ def expect(module: Any) -> Expected:
 
 
 @torch.inference_mode()
-def check(module: Any, expected: Expected, attention: Attention) -> Checked:
+def check(module: Any, expected: Expected, attention: Attention, kv_place: Tensor | None = None) -> Checked:
     """`module` computes "batchrun" attention, which is done by `attention`, and should give what was expected.
+
+    Keys and values are kept as `kv_place` is, of the model's dtype where it is None.
 
     Raises ModelUnavailable, naming the architecture, when the two differ or the packed call fails.
     """
     name = expected.name
+    kv_place = expected.place if kv_place is None else kv_place
     witness = _Witness(attention)
     try:
-        packed, cache = _packed_logits(module, _sequences(expected.vocab_size), witness, expected.place)
-    except ModelUnavailable:
-        raise
+        packed, cache = _packed_logits(module, _sequences(expected.vocab_size), witness, kv_place)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelUnavailable(f"{name} cannot be run over blocks: {reason}") from error
     masks = witness.masks[: len(witness.masks) // 2]  # the second chunks ask the same again
     _check_windows(name, module.config.get_text_config(decoder=True), masks)
-    _check_logits(name, torch.cat(packed), torch.cat(expected.logits))
+    _check_logits(name, torch.cat(packed), torch.cat(expected.logits), kv_place.dtype)
     return Checked(cache.layers, frozenset().union(*(mask.features for mask in masks)))
 
 
@@ -130,7 +131,7 @@ def _packed_logits(
         items = tuple(Item(one, start, num, samples=late) for one, (start, num) in zip(sequences, spans, strict=True))
         batch = pack(ScheduledBatch(items), _BLOCK_SIZE, place.device)
         batch = replace(batch, sampled=torch.arange(batch.input_ids.shape[1], device=place.device))
-        logits = run_packed(module, batch, cache)
+        logits = run_packed(module, batch, cache, witness.plan(batch.work))
         for own, part in zip(parts, torch.split(logits, [num for _, num in spans]), strict=True):
             own.append(part)
     return [torch.cat(own) for own in parts], cache
@@ -154,10 +155,11 @@ def _check_logits(
     name: str,
     packed: Tensor,  # [num_tokens, vocab]
     alone: Tensor,  # [num_tokens, vocab]
+    kv_dtype: torch.dtype,
 ) -> None:
     packed, expected = packed.double(), alone.double()
     errors = (packed - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)  # [num_tokens]
-    is_exact = alone.dtype == torch.float32
+    is_exact = alone.dtype == kv_dtype == torch.float32
     error = float(errors.max() if is_exact else errors.median())
     # Written so that NaN fails.
     if not error <= (_TOLERANCE_FLOAT32 if is_exact else _TOLERANCE_HALF):

@@ -1,7 +1,8 @@
 """A request while it runs: the one busy mutable object of the engine.
 
 A sequence has tokens and knows how many of them have their keys and values in the cache. A prompt chunk, a
-decode token, a prefix hit and a resumed row differ only in these two numbers.
+decode token, a prefix hit and a resumed row differ only in these two numbers. A token that a device is about to
+sample counts already, though nobody on the host knows which one it is.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import numpy as np
 
 from batchrun.engine.radix import Node
 from batchrun.engine.request import Request, TokenIds
+
+PENDING = -1  # stands for a token that is being sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class Sequence:
     `block_table[i]` is the pool block of tokens `i * block_size ...`; it only grows while the sequence runs.
     `node` is the last tree node of its own chain of published blocks and `num_published` that chain's length;
     `node` is None once another sequence has published the same tokens first, so that there is nothing to add.
-    `num_lost` tokens had been computed when the sequence was last preempted.
+    `num_lost` tokens had been computed when the sequence was last preempted. The first `num_known` tokens are known;
+    behind them are those that steps in flight sample.
     """
 
     __slots__ = (
@@ -39,9 +43,11 @@ class Sequence:
         "arrival",
         "block_table",
         "cached_tokens",
+        "is_finished",
         "is_last_reader",
         "node",
         "num_computed",
+        "num_known",
         "num_lost",
         "num_preemptions",
         "num_published",
@@ -55,9 +61,9 @@ class Sequence:
         self.arrival = arrival
         self._tokens: TokenIds = np.empty(request.max_len + 1, dtype=np.int32)
         self._tokens[: len(request.token_ids)] = request.token_ids
-        self.num_tokens = len(request.token_ids)
-        for token in request.output_ids:
-            self.append(token)
+        self._tokens[len(request.token_ids) : len(request.token_ids) + len(request.output_ids)] = request.output_ids
+        self.num_tokens = self.num_known = len(request.token_ids) + len(request.output_ids)
+        self.is_finished = False
         self.num_computed = 0
         self.cached_tokens = 0
         self.num_lost = 0
@@ -70,7 +76,7 @@ class Sequence:
 
     @property
     def tokens(self) -> TokenIds:
-        """Prompt and output so far; int32 [num_tokens]; a view, not to be written."""
+        """Prompt and output so far, `PENDING` where not known; int32 [num_tokens]; a view, not to be written."""
         return self._tokens[: self.num_tokens]
 
     @property
@@ -79,18 +85,35 @@ class Sequence:
 
     @property
     def output_len(self) -> int:
+        """Tokens generated so far, those being sampled included."""
         return self.num_tokens - self.prompt_len
 
     @property
     def output_ids(self) -> TokenIds:
-        """The tokens generated so far; int32 [output_len]; a view, not to be written."""
-        return self._tokens[self.prompt_len : self.num_tokens]
+        """The tokens known to be generated; int32 [num_known - prompt_len]; a view, not to be written."""
+        return self._tokens[self.prompt_len : self.num_known]
 
     @property
     def gap(self) -> int:
         """Tokens whose keys and values are not in the cache yet; 1 while decoding."""
         return self.num_tokens - self.num_computed
 
-    def append(self, token: int) -> None:
-        self._tokens[self.num_tokens] = token
+    @property
+    def has_pending(self) -> bool:
+        return self.num_known < self.num_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has as many tokens as it may have; the last ones may be pending."""
+        return self.output_len >= self.request.sampling.max_tokens
+
+    def expect(self) -> None:
+        """One more token is being sampled."""
+        self._tokens[self.num_tokens] = PENDING
         self.num_tokens += 1
+
+    def resolve(self, token: int) -> None:
+        """The first pending token turned out to be this one."""
+        assert self.has_pending, "a token that nobody expects"
+        self._tokens[self.num_known] = token
+        self.num_known += 1

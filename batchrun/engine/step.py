@@ -1,12 +1,15 @@
 """One step's work as the scheduler decides it: integers only, no tensor and no text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchrun.engine.request import TokenIds
 from batchrun.engine.sequence import Sequence
+
+NO_TOKEN = -1  # stands for a token where the model's logits were not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,20 @@ class Item:
     start: int
     num_tokens: int
     samples: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def context(self) -> TokenIds:
+        """int32 [end]: the sequence's tokens up to the item's last one."""
+        return self.sequence.tokens[: self.end]
+
+    @property
+    def output_len(self) -> int:
+        """Tokens that the sequence had generated before this step."""
+        return self.end - self.sequence.prompt_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,15 @@ class ScheduledBatch:
     slot_copies: tuple[tuple[int, int], ...] = ()
 
     @property
+    def is_empty(self) -> bool:
+        return not (self.items or self.swap_outs or self.swap_ins)
+
+    @property
+    def num_swapped(self) -> int:
+        """Blocks, each way."""
+        return sum(len(out.blocks) for out in self.swap_outs) + sum(len(back.blocks) for back in self.swap_ins)
+
+    @property
     def num_tokens(self) -> int:
         return sum(item.num_tokens for item in self.items)
 
@@ -65,20 +91,64 @@ class ScheduledBatch:
         """The items that sample a token, in the order of `items`."""
         return tuple(item for item in self.items if item.samples)
 
+    def halves(self) -> "tuple[ScheduledBatch, ScheduledBatch]":
+        """Two steps that compute one after another what this one computes; swaps are left out.
+
+        Items only read what items before them write. Slots are copied in both steps: what the first one copies too
+        early, nobody reads before the second one.
+        """
+        assert self.num_tokens > 1, "a token cannot be halved"
+        first, second, left = [], [], self.num_tokens // 2
+        for item in self.items:
+            taken = min(item.num_tokens, left)
+            left -= taken
+            if 0 < taken < item.num_tokens:
+                first.append(replace(item, num_tokens=taken, samples=False))
+                second.append(replace(item, start=item.start + taken, num_tokens=item.num_tokens - taken))
+            else:
+                (first if taken else second).append(item)
+        copies = self.slot_copies
+        return ScheduledBatch(tuple(first), slot_copies=copies), ScheduledBatch(tuple(second), slot_copies=copies)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens chosen in a step, one for each of `ScheduledBatch.sampled`, in that order."""
+    """The tokens chosen in a step, or `NO_TOKEN`, one for each of `ScheduledBatch.sampled`, in that order.
+
+    `swap_bytes` took `swap_seconds`: copies that ended since the last step that reported any. `was_split`: there was
+    not the memory to compute the step at once.
+    """
 
     tokens: NDArray[np.int32]  # [num_sampled]
     swap_bytes: int = 0
     swap_seconds: float = 0.0
+    was_split: bool = False
+
+
+class Launched(Protocol):
+    """A step that a device has begun, or ended."""
+
+    def wait(self) -> Sampled:
+        """Returns when the sampled tokens are on the host."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A step that was over when its launch returned."""
+
+    sampled: Sampled
+
+    def wait(self) -> Sampled:
+        return self.sampled
 
 
 class Runner(Protocol):
     """Carries out a step: the seam between the scheduler's integers and a model's tensors.
 
-    `num_blocks` pool blocks of `block_size` tokens and `num_host_slots` block-sized places on the host exist.
+    `num_blocks` pool blocks of `block_size` tokens and `num_host_slots` block-sized places on the host exist. Steps
+    are carried out in the order of their launches. With `overlaps`, one step may be launched before the last one was
+    waited for: a token that is pending on the host is taken from what the last step sampled.
     """
 
     block_size: int
@@ -86,7 +156,8 @@ class Runner(Protocol):
     num_host_slots: int
     block_bytes: int
     is_gpu: bool
+    overlaps: bool
 
-    def execute(self, batch: ScheduledBatch) -> Sampled:
-        """Swap, compute and sample; returns when the sampled tokens are on the host."""
+    def launch(self, batch: ScheduledBatch) -> Launched:
+        """Swap, compute and sample. All that the step needs is read before it returns."""
         ...

@@ -96,10 +96,14 @@ def _build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
     options = RunnerOptions(
         dtype=job.dtype,
         device=job.device,
+        max_num_batched_tokens=job.max_num_batched_tokens or _GPU_LIMITS.max_num_batched_tokens,
+        max_num_seqs=job.max_num_seqs or _GPU_LIMITS.max_num_seqs,
         block_size=job.block_size,
+        kv_cache_dtype=job.kv_cache_dtype,
         kv_cache_memory=job.kv_cache_memory,
         gpu_memory_utilization=job.gpu_memory_utilization,
         swap_space=job.swap_space,
+        enforce_eager=job.enforce_eager,
         trust_remote_code=job.trust_remote_code,
     )
     return TorchRunner.build(checkpoint, options)

@@ -14,7 +14,7 @@ from batchrun_kernels.contract import (
     UnsupportedError,
     Work,
 )
-from batchrun_kernels.select import select
+from batchrun_kernels.select import check_kv_dtype, select
 
 __all__ = [
     "Attention",
@@ -26,5 +26,6 @@ __all__ = [
     "Mask",
     "UnsupportedError",
     "Work",
+    "check_kv_dtype",
     "select",
 ]

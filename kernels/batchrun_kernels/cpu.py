@@ -46,8 +46,8 @@ class GatherAttention:
 
     name = "torch"
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
-    layout: Layout = SlotMajor()
     supports_graphs = False
+    layout: Layout = SlotMajor()
 
     def __init__(self, device: torch.device | None = None) -> None:
         """`device` is the pool's; the CPU when not given."""

@@ -1,6 +1,7 @@
 """Attention in C on float32, for the CPU: chunks and decode rows alike, straight from the blocks.
 
-A row's bits depend neither on the rows beside it nor on how its prompt was cut into chunks.
+Keys and values lie in a pool of float32 or float16; what is multiplied and summed is float32 in both. A row's bits
+depend neither on the rows beside it nor on how its prompt was cut into chunks.
 """
 
 import ctypes
@@ -43,6 +44,27 @@ class _Arguments(ctypes.Structure):
     )
 
 
+class _Written(ctypes.Structure):
+    """struct written in c/native.c."""
+
+    _fields_ = (
+        ("key", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("key_token", ctypes.c_long),
+        ("key_head", ctypes.c_long),
+        ("value_token", ctypes.c_long),
+        ("value_head", ctypes.c_long),
+        ("tokens", ctypes.c_long),
+        ("kv_heads", ctypes.c_long),
+        ("key_dim", ctypes.c_long),
+        ("value_dim", ctypes.c_long),
+        ("block_size", ctypes.c_long),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class NativePlan:
     """A step as the C code reads it."""
@@ -57,7 +79,8 @@ class NativePlan:
 class ColumnKeys:
     """Keys [num_blocks, kv_heads, key_dim, block_size], values [num_blocks, kv_heads, block_size, value_dim].
 
-    The scores of neighbouring positions are then one vector, without sums across it.
+    The scores of neighbouring positions are then one vector, without sums across it. In a pool of float16 values
+    are rounded to the nearest, and beyond 65504 to that.
     """
 
     def allocate(self, num_blocks: int, block_size: int, layer: KVLayer, place: Tensor) -> KVPool:
@@ -80,22 +103,23 @@ class ColumnKeys:
         key = key if key.stride(2) == 1 else key.contiguous()
         value = value if value.stride(2) == 1 else value.contiguous()
         slots = slots.contiguous()
-        native.needed().batchrun_write(
-            key.data_ptr(),
-            key.stride(0),
-            key.stride(1),
-            value.data_ptr(),
-            value.stride(0),
-            value.stride(1),
-            slots.data_ptr(),
-            pool.keys.data_ptr(),
-            pool.values.data_ptr(),
-            num_tokens,
-            kv_heads,
-            key_dim,
-            value.shape[2],
-            pool.keys.shape[3],
+        arguments = _Written(
+            key=key.data_ptr(),
+            value=value.data_ptr(),
+            slots=slots.data_ptr(),
+            keys=pool.keys.data_ptr(),
+            values=pool.values.data_ptr(),
+            key_token=key.stride(0),
+            key_head=key.stride(1),
+            value_token=value.stride(0),
+            value_head=value.stride(1),
+            tokens=num_tokens,
+            kv_heads=kv_heads,
+            key_dim=key_dim,
+            value_dim=value.shape[2],
+            block_size=pool.keys.shape[3],
         )
+        native.needed().batchrun_write(ctypes.byref(arguments), _is_half(pool.keys, pool.values))
 
     def copy_slots(
         self,
@@ -109,12 +133,12 @@ class ColumnKeys:
 
 
 class NativeAttention:
-    """Float32; value_dim a multiple of 8."""
+    """Queries in float32, the pool in float32 or float16; value_dim a multiple of 8."""
 
     name = "c"
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
-    layout: Layout = ColumnKeys()
     supports_graphs = False
+    layout: Layout = ColumnKeys()
 
     def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
         is_narrow = max(layer.key_dim, layer.value_dim) <= _MAX_DIM
@@ -133,15 +157,15 @@ class NativeAttention:
     def attend(
         self,
         q: Tensor,  # float32 [num_tokens, num_heads, key_dim]
-        keys: Tensor,  # float32 [num_blocks, kv_heads, key_dim, block_size]
-        values: Tensor,  # float32 [num_blocks, kv_heads, block_size, value_dim]
+        keys: Tensor,  # float32 or float16 [num_blocks, kv_heads, key_dim, block_size]
+        values: Tensor,  # the same type [num_blocks, kv_heads, block_size, value_dim]
         plan: NativePlan,
         mask: Mask,
     ) -> Tensor:
         """float32 [num_tokens, num_heads, value_dim]."""
         num_tokens, num_heads, key_dim = q.shape
         _, kv_heads, block_size, value_dim = values.shape
-        assert q.dtype == keys.dtype == values.dtype == torch.float32, f"{q.dtype}, {keys.dtype}, {values.dtype}"
+        assert q.dtype == torch.float32, q.dtype
         assert keys.shape == (len(values), kv_heads, key_dim, block_size), f"{tuple(keys.shape)}, {tuple(values.shape)}"
         assert keys.is_contiguous(), "a pool is contiguous"
         assert values.is_contiguous(), "a pool is contiguous"
@@ -174,5 +198,11 @@ class NativeAttention:
             scale=mask.scale,
             softcap=mask.softcap or 0.0,
         )
-        native.needed().batchrun_attend(ctypes.byref(arguments))
+        native.needed().batchrun_attend(ctypes.byref(arguments), _is_half(keys, values))
         return out
+
+
+def _is_half(keys: Tensor, values: Tensor) -> bool:
+    assert keys.dtype == values.dtype, f"{keys.dtype}, {values.dtype}"
+    assert keys.dtype in (torch.float32, torch.float16), keys.dtype
+    return keys.dtype == torch.float16

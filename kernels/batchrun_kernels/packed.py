@@ -31,6 +31,11 @@ class PackedWeight:
         return cls(padded.reshape(-1, _WIDTH, k).transpose(1, 2).contiguous(), num_outputs)
 
     @property
+    def place(self) -> Tensor:
+        """An empty tensor of the weight's dtype on its device."""
+        return self.panels.new_empty(0)
+
+    @property
     def k(self) -> int:
         return self.panels.shape[1]
 

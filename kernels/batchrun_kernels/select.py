@@ -34,6 +34,14 @@ def select(
     return attention
 
 
+def check_kv_dtype(attention: Attention, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Raises UnsupportedError where the attention cannot read keys and values of `kv_dtype` for queries of `dtype`."""
+    is_narrower = isinstance(attention, NativeAttention) and (dtype, kv_dtype) == (torch.float32, torch.float16)
+    if kv_dtype != dtype and not is_narrower:
+        wanted, own = (str(one).removeprefix("torch.") for one in (kv_dtype, dtype))
+        raise UnsupportedError(f"the {attention.name} attention keeps keys and values in {own} here, not in {wanted}")
+
+
 def _native() -> Attention | None:
     return None if native.find() is None else NativeAttention()
 

@@ -39,4 +39,5 @@ def advance(batch: ScheduledBatch, sampled: Sampled) -> None:
     for item in batch.items:
         item.sequence.num_computed += item.num_tokens
     for item, token in zip(batch.sampled, sampled.tokens, strict=True):
-        item.sequence.append(int(token))
+        item.sequence.expect()
+        item.sequence.resolve(int(token))

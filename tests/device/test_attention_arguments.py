@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from batchrun.engine.attention import paged_attention
-from batchrun.engine.kv_cache import PagedLayer
+from batchrun.engine.batch import ForwardBatch
+from batchrun.engine.kv_cache import KVCache
 from batchrun.errors import ModelUnavailable
-from batchrun_kernels import KVPool, Mask, Work
+from batchrun_kernels import Mask, Work
 from batchrun_kernels.cpu import GatherAttention
 
 
@@ -23,12 +24,22 @@ class Recorder(GatherAttention):
         return super().attend(q, keys, values, plan, mask)
 
 
-def call(recorder: Recorder, **arguments: Any) -> torch.Tensor:
+def written(recorder: Recorder) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of three tokens, in the pool of a layer."""
+    nothing = torch.empty(0, dtype=torch.int64)
     work = Work((3,), (3,), torch.zeros(1, 1, dtype=torch.int32), 4)
-    pool = torch.ones(1, 4, 1, 8)
-    paged = PagedLayer(KVPool(pool, pool), recorder, recorder.plan(work))
-    q, kv = torch.ones(1, 2, 3, 8), torch.ones(1, 1, 3, 8)
-    out, weights = paged_attention(nn.Linear(1, 1), q, kv, kv, arguments.pop("mask", None), paged=paged, **arguments)
+    tokens = torch.arange(3)
+    cache = KVCache(1, 4, recorder, torch.empty(0))
+    cache.begin(
+        ForwardBatch(tokens[None], tokens[None], tokens, nothing, nothing, nothing, nothing, work), recorder.plan(work)
+    )
+    return cache.update(torch.ones(1, 1, 3, 8), torch.ones(1, 1, 3, 8), layer_idx=0)
+
+
+def call(recorder: Recorder, **arguments: Any) -> torch.Tensor:
+    key, value = written(recorder)
+    q = torch.ones(1, 2, 3, 8)
+    out, weights = paged_attention(nn.Linear(1, 1), q, key, value, arguments.pop("mask", None), **arguments)
     assert weights is None
     return out
 
@@ -64,6 +75,18 @@ def test_an_argument_without_a_meaning_is_refused_by_name(arguments: dict[str, A
         call(Recorder(), **arguments)
 
 
-def test_a_layer_that_borrows_keys_is_refused() -> None:
-    with pytest.raises(ModelUnavailable, match="does not write to the cache"):
-        paged_attention(nn.Linear(1, 1), torch.ones(1, 1, 1, 8), torch.ones(1), torch.ones(1), None)
+def test_a_layer_may_attend_to_what_an_earlier_one_wrote() -> None:
+    recorder = Recorder()
+    key, value = written(recorder)
+    for _ in range(2):
+        out, _ = paged_attention(nn.Linear(1, 1), torch.ones(1, 2, 3, 8), key, value, None)
+        assert torch.equal(out, torch.ones(1, 3, 2, 8))
+
+
+def test_keys_and_values_that_are_in_no_pool_are_refused() -> None:
+    """A model that changes them after the cache has seen them; or takes them from two layers."""
+    key, value = written(Recorder())
+    other = written(Recorder())[1]
+    for given in ((key * 1, value), (key, value.repeat(1, 2, 1, 1)), (key, other)):
+        with pytest.raises(ModelUnavailable, match="Linear attends to other keys and values than the cache is given"):
+            paged_attention(nn.Linear(1, 1), torch.ones(1, 2, 3, 8), *given, None)

@@ -7,18 +7,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from batchrun.engine import fusion as fusion_module
 from batchrun.engine.fused import FusedEmbedding, FusedGlu, FusedLinear, FusedNorm
 from batchrun.engine.fused_rotary import fuse_rotary
 from batchrun.engine.fusion import fuse
 from batchrun.engine.model import Model
 from batchrun.engine.probe import Linear, probe_embedding, probe_glu, probe_linear, probe_norm
 from batchrun_kernels import native
+from batchrun_kernels.elementwise import rope
+from batchrun_kernels.layers import layer_kernels
 from batchrun_kernels.packed import PackedWeight
-from tests.device.tiny_families import FAMILIES, make_model
+from tests.device.tiny_families import make_model
 
 pytestmark = pytest.mark.skipif(native.find() is None, reason="needs the C kernels: a C compiler at installation")
 
+KERNELS: Any = layer_kernels(torch.device("cpu"), torch.float32)
 # What is replaced in two layers: linear maps outside of GLUs (lm_head among them), RMSNorms, GLUs, rotary positions.
 REPLACED = {
     "llama": (9, 5, 2, 2),
@@ -49,11 +51,11 @@ def logits(model: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", REPLACED)
 def test_what_a_family_has_is_replaced_and_given_back(family: str) -> None:
     model = make_model(family)
     before, weights = logits(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    fusion = fuse(model)
+    fusion = fuse(model, KERNELS)
     counts = [len(outermost(model, kind)) for kind in (FusedLinear, FusedNorm, FusedGlu)]
     turning = [module for module in model.modules() if "forward" in vars(module)]
     assert (*counts, len(turning)) == REPLACED[family]
@@ -72,7 +74,7 @@ def test_what_a_family_has_is_replaced_and_given_back(family: str) -> None:
 def test_a_weight_shared_by_embedding_and_output_is_packed_once(family: str, factor: float) -> None:
     model = make_model(family, tie_word_embeddings=True)
     before = logits(model)
-    fusion = fuse(model)
+    fusion = fuse(model, KERNELS)
     embedding, head = model.get_input_embeddings(), model.lm_head
     assert isinstance(embedding, FusedEmbedding)
     assert isinstance(head, FusedLinear)
@@ -90,7 +92,7 @@ def test_no_weight_is_held_twice() -> None:
         "llama", tie_word_embeddings=True, vocab_size=64, hidden_size=32, intermediate_size=48, head_dim=8
     )
     plain = sum(parameter.numel() for parameter in model.parameters())
-    fusion = fuse(model)
+    fusion = fuse(model, KERNELS)
     originals = [replaced.original for replaced in fusion._replaced]
     modules = {id(module): module for root in (model, *originals) for module in root.modules()}.values()
     held = {}
@@ -130,7 +132,8 @@ class Relu(nn.Module):
 def test_what_computes_something_else_is_not_recognised() -> None:
     assert probe_linear(nn.Linear(5, 7)) is not None
     assert probe_linear(Clamped(5, 7)) is None
-    assert probe_linear(nn.Linear(5, 7).bfloat16()) is None
+    assert probe_linear(nn.Linear(5, 7).bfloat16()) is not None
+    assert probe_linear(nn.Linear(5, 7).double()) is None
     assert probe_linear(nn.Embedding(5, 7)) is None
     assert probe_linear(nn.Bilinear(5, 5, 7)) is None
     assert probe_norm(nn.RMSNorm(8, eps=1e-6)) is not None
@@ -158,16 +161,26 @@ class Neighbours(nn.Module):
 
 
 def test_rotary_positions_of_another_formula_are_left_alone() -> None:
-    assert not fuse_rotary(Neighbours())
-    assert not fuse_rotary(nn.Linear(5, 7))
+    assert not fuse_rotary(Neighbours(), rope)
+    assert not fuse_rotary(nn.Linear(5, 7), rope)
 
 
 def test_a_part_of_a_head_is_turned_by_the_models_own_code() -> None:
     """The compared formula is for whole heads; of a wider head the model's own code leaves the rest as it was."""
     model = make_model("phi3", hidden_size=64, head_dim=16, partial_rotary_factor=0.5)
     before = logits(model)
-    assert fuse(model).num_replaced > 2
+    assert fuse(model, KERNELS).num_replaced > 2
     torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-4)
+
+
+def test_code_that_asks_a_linear_layer_for_its_dtype_is_answered() -> None:
+    """HunYuan's router does; without an answer the whole model ran in plain torch."""
+    linear = nn.Linear(5, 7)
+    model = nn.Sequential(linear)
+    assert fuse(model, KERNELS).num_replaced == 1
+    assert model[0].weight.dtype == torch.float32
+    with pytest.raises(RuntimeError, match="mismatch"):
+        nn.functional.linear(torch.ones(1, 5), model[0].weight)
 
 
 def test_a_module_that_somebody_listens_to_is_left_alone() -> None:
@@ -179,13 +192,13 @@ def test_a_module_that_somebody_listens_to_is_left_alone() -> None:
 def test_a_weight_that_an_unknown_module_shares_is_left_alone() -> None:
     model = nn.Sequential(nn.Linear(6, 6, bias=False), Clamped(6, 6, bias=False))
     model[1].weight = model[0].weight
-    assert fuse(model).num_replaced == 0
+    assert fuse(model, KERNELS).num_replaced == 0
 
 
 def test_a_model_that_is_wrong_with_the_kernels_runs_without_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = fusion_module.PackedWeight.linear
+    whole = PackedWeight.linear
     monkeypatch.setattr(PackedWeight, "linear", lambda self, x, bias: whole(self, x, bias) * 1.01)
     module = make_model("llama", head_dim=8)
     with caplog.at_level(logging.WARNING):
@@ -198,7 +211,7 @@ def test_a_model_that_is_wrong_with_the_kernels_runs_without_them(
 
 def test_a_models_logits_for_a_row_do_not_depend_on_the_rows_beside_it() -> None:
     model = make_model("llama")
-    fuse(model)
+    fuse(model, KERNELS)
     x = torch.randn(13, 24, generator=torch.Generator().manual_seed(0))
     for part in (model.model.layers[0].mlp, model.lm_head, model.model.layers[1].self_attn.q_proj):
         assert torch.equal(torch.cat([part(row[None]) for row in x]), part(x))

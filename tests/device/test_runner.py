@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from batchrun.checkpoint import resolve
+from batchrun.engine.batch import pack
 from batchrun.engine.memory import free_host_bytes
 from batchrun.engine.model import Model
 from batchrun.engine.request import SamplingParams
@@ -67,7 +68,7 @@ def run(runner: TorchRunner, sequences: list[Sequence], budget: int) -> None:
                 items.append(next_item(sequence, left))
                 left -= items[-1].num_tokens
         batch = ScheduledBatch(tuple(items))
-        advance(batch, runner.execute(batch))
+        advance(batch, runner.launch(batch).wait())
 
 
 @pytest.mark.parametrize("budget", [1, 7, 111])
@@ -85,18 +86,18 @@ def test_a_swapped_row_goes_on_with_identical_tokens(module: Any, runner: TorchR
     blocks = Blocks(runner.num_blocks)
     moved = make_sequence(0, prompts[1], blocks.take(7))
     first = ScheduledBatch((next_item(moved, 99),))
-    advance(first, runner.execute(first))
+    advance(first, runner.launch(first).wait())
     other = make_sequence(1, prompts[2], [*moved.block_table[:5], *blocks.take(3)])
     host_slots = (6, 2, 0, 1, 4)
     batch = ScheduledBatch((next_item(other, 99),), swap_outs=(SwapOut(tuple(moved.block_table[:5]), host_slots),))
-    sampled = runner.execute(batch)
+    sampled = runner.launch(batch).wait()
     advance(batch, sampled)
     assert sampled.swap_bytes == 5 * runner.block_bytes
     assert sampled.swap_seconds > 0
     moved.block_table = blocks.take(7)
     back = SwapIn(host_slots, tuple(moved.block_table[:5]))
     batch = ScheduledBatch((next_item(moved, 1), next_item(other, 1)), swap_ins=(back,))
-    advance(batch, runner.execute(batch))
+    advance(batch, runner.launch(batch).wait())
     run(runner, [moved, other], budget=8)
     assert [list(moved.output_ids), list(other.output_ids)] == [generate(module, ids) for ids in prompts[1:]]
 
@@ -118,17 +119,17 @@ def test_blocks_swapped_out_and_in_by_one_step_pass_through_the_host(runner: Tor
 
 def test_a_step_in_which_no_row_ends_samples_nothing(runner: TorchRunner) -> None:
     sequence = make_sequence(0, make_prompts()[1], [1, 2, 3, 4, 5])
-    sampled = runner.execute(ScheduledBatch((next_item(sequence, 16),)))
+    sampled = runner.launch(ScheduledBatch((next_item(sequence, 16),))).wait()
     assert sampled.tokens.tolist() == []
 
 
 def test_stop_tokens_are_held_back_until_min_tokens(runner: TorchRunner) -> None:
     free = make_sequence(0, make_prompts()[1], list(range(9)))
     batch = ScheduledBatch((next_item(free, 99),))
-    best = int(runner.execute(batch).tokens[0])
+    best = int(runner.launch(batch).wait().tokens[0])
     held = make_sequence(0, make_prompts()[1], list(range(9)), SamplingParams(min_tokens=1, stop_token_ids=(best,)))
     batch = ScheduledBatch((next_item(held, 99),))
-    assert int(runner.execute(batch).tokens[0]) != best
+    assert int(runner.launch(batch).wait().tokens[0]) != best
 
 
 def test_facts_say_what_was_laid_out(runner: TorchRunner, head_dim: int) -> None:
@@ -173,3 +174,29 @@ def test_a_containers_limit_bounds_the_memory_taken_for_free(tmp_path: Path) -> 
     assert free_host_bytes(tmp_path) == 2000000
     (tmp_path / "memory.max").write_text("max\n")
     assert free_host_bytes(tmp_path) > 1 << 20
+
+
+@pytest.mark.skipif(native.find() is None, reason="needs the C kernels: a C compiler at installation")
+def test_keys_and_values_in_float16_take_half_the_memory_for_nearly_the_same_logits() -> None:
+    whole = TorchRunner.lay_out(Model.adopt(make_model("llama", seed=5, head_dim=8)), OPTIONS, eos_token_ids=())
+    model = Model.adopt(make_model("llama", seed=5, head_dim=8), torch.float16)
+    runner = TorchRunner.lay_out(model, OPTIONS, eos_token_ids=())
+    assert (whole.facts.kv_dtype, runner.facts.kv_dtype, runner.facts.dtype) == ("float32", "float16", "float32")
+    assert (runner.block_bytes, runner.num_blocks) == (whole.block_bytes // 2, whole.num_blocks * 2)
+    pools = runner._cache.pools.values()
+    held = sum(tensor.numel() * tensor.element_size() for pool in pools for tensor in (pool.keys, pool.values))
+    assert held == runner.facts.pool_bytes
+    found = []
+    for one in (whole, runner):
+        sequence = make_sequence(0, make_prompts()[2], Blocks(one.num_blocks).take(7))
+        batch = pack(ScheduledBatch((next_item(sequence, 99),)), BLOCK, torch.device("cpu"))
+        with torch.inference_mode():
+            found.append(one._model.forward(batch, one._cache))
+    # Eleven bits of keys and values through two layers; logits reach 8.
+    assert 0 < (found[0] - found[1]).abs().max() < 2e-2
+
+
+def test_float16_keys_are_refused_where_no_attention_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "find", lambda: None)
+    with pytest.raises(ModelUnavailable, match="the torch attention keeps keys and values in float32 here, not in fl"):
+        Model.adopt(make_model("llama", head_dim=8), torch.float16)

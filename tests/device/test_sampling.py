@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from batchrun.engine.request import SamplingParams
 from batchrun.engine.sampling import sample, uniform
 from batchrun.engine.sequence import Sequence
-from batchrun.errors import EngineFailed
-from tests.device.steps import make_sequence
+from batchrun.engine.step import NO_TOKEN, Item
+from tests.device.steps import make_sequence, next_item
 
 VOCAB = 1201
 EOS = (2, 5)
@@ -19,6 +19,10 @@ EOS = (2, 5)
 
 def make_row(row: int, sampling: SamplingParams, output_ids: tuple[int, ...] = ()) -> Sequence:
     return make_sequence(row, [7, 8, 7, 11], [], sampling, output_ids)
+
+
+def items_of(*sequences: Sequence) -> tuple[Item, ...]:
+    return tuple(next_item(sequence, 99) for sequence in sequences)
 
 
 def obvious(logits: NDArray[np.float64], sequence: Sequence) -> int:
@@ -85,18 +89,16 @@ def test_mixed_batch_equals_the_obvious_sampler(seed: int) -> None:
     logits = np.round(random.normal(0, 1, (41, VOCAB)) * np.where(np.arange(41) % 2, 1, 5)[:, None], 1)
     logits[:, :12] += 4
     expected = [obvious(one, row) for one, row in zip(logits.astype(np.float32), rows, strict=True)]
-    got = sample(torch.from_numpy(logits).float(), rows, EOS)
-    assert got.tolist() == expected
-    assert got.dtype == np.int32
+    assert sample(torch.from_numpy(logits).float(), items_of(*rows), EOS).tolist() == expected
 
 
 def test_a_draw_depends_on_the_row_alone() -> None:
     sampling = SamplingParams(temperature=1.0, top_p=0.95, seed=3)
     logits = torch.randn(50, VOCAB, generator=torch.Generator().manual_seed(0))
     rows = [make_row(row, sampling) for row in range(50)]
-    together = sample(logits, rows, EOS).tolist()
-    alone = [int(sample(logits[row : row + 1], [rows[row]], EOS)[0]) for row in range(50)]
-    backwards = sample(logits.flip(0), rows[::-1], EOS).tolist()
+    together = sample(logits, items_of(*rows), EOS).tolist()
+    alone = [int(sample(logits[row : row + 1], items_of(rows[row]), EOS)[0]) for row in range(50)]
+    backwards = sample(logits.flip(0), items_of(*rows[::-1]), EOS).tolist()
     assert together == alone == backwards[::-1]
 
 
@@ -105,16 +107,26 @@ def test_a_resumed_row_draws_what_it_would_have_drawn() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     straight = make_row(4, sampling)
     for token in (30, 31):
-        straight.append(token)
+        straight.expect()
+        straight.resolve(token)
     resumed = make_row(4, sampling, output_ids=(30, 31))
-    assert sample(logits, [straight], EOS) == sample(logits, [resumed], EOS)
+    assert sample(logits, items_of(straight), EOS) == sample(logits, items_of(resumed), EOS)
+
+
+def test_a_draw_needs_to_know_the_number_of_tokens_only() -> None:
+    """A row whose last token is being sampled draws at the same position as when it is known."""
+    sampling = SamplingParams(temperature=1.0, seed=3)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    pending, known = make_row(4, sampling, output_ids=(30,)), make_row(4, sampling, output_ids=(30, 31))
+    pending.expect()
+    assert sample(logits, items_of(pending), EOS) == sample(logits, items_of(known), EOS)
 
 
 def test_draws_follow_the_distribution() -> None:
     weights = torch.tensor([0.5, 0.25, 0.125, 0.125])
     sampling = SamplingParams(temperature=1.0)
     rows = [make_sequence(row, [1], [], sampling) for row in range(4000)]
-    counts = np.bincount(sample(weights.log().expand(4000, 4), rows, ()), minlength=4) / 4000
+    counts = np.bincount(sample(weights.log().expand(4000, 4), items_of(*rows), ()), minlength=4) / 4000
     # Five standard deviations of a share of 1/2 over 4,000 draws.
     np.testing.assert_allclose(counts, weights.numpy(), atol=0.04)
 
@@ -131,23 +143,26 @@ def test_greedy_takes_the_first_of_equal_maxima_as_argmax_does() -> None:
     logits = torch.zeros(2, VOCAB)
     logits[0, 40] = logits[0, 400] = 1.0
     rows = [make_row(0, SamplingParams()), make_row(1, SamplingParams())]
-    assert sample(logits, rows, EOS).tolist() == logits.argmax(dim=-1).tolist() == [40, 0]
+    assert sample(logits, items_of(*rows), EOS).tolist() == logits.argmax(dim=-1).tolist() == [40, 0]
 
 
 def test_logits_are_not_changed() -> None:
     logits = torch.ones(1, VOCAB)
-    sample(logits, [make_row(0, SamplingParams(repetition_penalty=2.0, temperature=0.5))], EOS)
+    sample(logits, items_of(make_row(0, SamplingParams(repetition_penalty=2.0, temperature=0.5))), EOS)
     assert torch.equal(logits, torch.ones(1, VOCAB))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_logits_that_are_not_finite_stop_the_engine_and_name_the_row(value: float) -> None:
-    logits = torch.zeros(2, VOCAB)
+def test_logits_that_are_not_finite_give_no_token(value: float) -> None:
+    logits = torch.zeros(3, VOCAB)
     logits[1, 3] = value
-    rows = [make_row(10, SamplingParams()), make_row(17, SamplingParams())]
-    with pytest.raises(EngineFailed, match="row 17: the model's logits are not finite"):
-        sample(logits, rows, EOS)
+    logits[2, 3] = 5
+    greedy, random = SamplingParams(), SamplingParams(temperature=1.0)
+    items = items_of(make_row(10, random), make_row(17, random), make_row(4, greedy))
+    found = sample(logits, items, EOS).tolist()
+    assert found[0] >= 0
+    assert found[1:] == [NO_TOKEN, 3]
 
 
 def test_a_batch_without_samples_gives_no_tokens() -> None:
-    assert sample(torch.zeros(0, VOCAB), [], EOS).tolist() == []
+    assert sample(torch.zeros(0, VOCAB), (), EOS).tolist() == []

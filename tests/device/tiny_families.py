@@ -21,10 +21,41 @@ _COMMON: dict[str, Any] = {
     "initializer_range": 0.4,
     "tie_word_embeddings": False,
 }
-_HALF_SLIDING = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
-_EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
+# Heads that the C attention takes; at 6 it leaves them to torch.
+WIDE: dict[str, Any] = {"hidden_size": 32, "head_dim": 8}
 
-# model_type: what differs from _COMMON.
+_HALF_SLIDING = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
+# Layers 2 and 3 read what layers 0 and 1 wrote.
+_SHARED_LAYERS = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 8,
+}
+_LOCAL_EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
+_EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_ROUTED = {
+    "n_routed_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+}
+
+# model_type: what differs from _COMMON. Run exactly.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 7},
@@ -35,22 +66,132 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 7},
     "olmo2": {},
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.7},
-    "gpt_oss": {**_EXPERTS, **_HALF_SLIDING},
-    "mixtral": {**_EXPERTS, "sliding_window": None},
-    "qwen3_moe": {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
-    "gpt2": {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 256, "n_inner": 20},
+    "gpt_oss": {**_LOCAL_EXPERTS, **_HALF_SLIDING},
+    "mixtral": {**_LOCAL_EXPERTS, "sliding_window": None},
+    "qwen3_moe": _EXPERTS,
+    "gpt2": {},
+    "afmoe": {**_EXPERTS, "num_shared_experts": 1, "num_dense_layers": 1, **_HALF_SLIDING},
+    "apertus": {},
+    "arcee": {},
+    "aria_text": {},
+    "biogpt": {},
+    "bitnet": {},
+    "codegen": {"rotary_dim": 4},
+    "cohere": {},
+    "cohere2": _HALF_SLIDING,
+    "cohere2_moe": {"num_experts": 3, "num_experts_per_tok": 2, **_HALF_SLIDING},
+    "ctrl": {"dff": 20},
+    "cwm": _HALF_SLIDING,
+    "dots1": _ROUTED,
+    "ernie4_5": {},
+    "ernie4_5_moe": {"moe_num_experts": 3, "moe_k": 2, "moe_intermediate_size": 20, "moe_layer_start_index": 1},
+    "exaone4": {"sliding_window_pattern": "LG", **_HALF_SLIDING},
+    "exaone_moe": {**_EXPERTS, **_ROUTED, "is_moe_layer": [False, True], **_HALF_SLIDING},
+    "flex_olmo": {"num_experts": 3, "num_experts_per_tok": 2},
+    "gemma": {},
+    "gemma3n_text": {
+        **_SHARED_LAYERS,
+        "intermediate_size": [20] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "laurel_rank": 4,
+        "altup_num_inputs": 2,
+    },
+    "gemma4_text": {**_SHARED_LAYERS, "global_head_dim": 8},
+    "glm": {},
+    "glm4": {},
+    "glm4_moe": _ROUTED,
+    "gpt_bigcode": {},
+    "gpt_neox": {},
+    "gptj": {"rotary_dim": 4},
+    "granite_swa": _HALF_SLIDING,
+    "granitemoe": _LOCAL_EXPERTS,
+    "granitemoe_swa": {**_LOCAL_EXPERTS, **_HALF_SLIDING},
+    "granitemoeshared": {**_LOCAL_EXPERTS, "shared_intermediate_size": 20},
+    "helium": {},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {"num_experts": 3, "moe_topk": 2},
+    "hyperclovax": {},
+    "jais2": {},
+    "laguna": {**_EXPERTS, "shared_expert_intermediate_size": 20},
+    "lfm2": {"layer_types": ["full_attention", "full_attention"]},
+    "llama4_text": {
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 20,
+        "moe_layers": [1],
+        "layer_types": ["full_attention", "full_attention"],
+    },
+    "mellum": {**_EXPERTS, **_HALF_SLIDING},
+    "mimo_v2_flash": {**_ROUTED, "num_local_experts": 3},
+    "minimax_m2": _LOCAL_EXPERTS,
+    "ministral": _HALF_SLIDING,
+    "ministral3": {},
+    "modernbert-decoder": _HALF_SLIDING,
+    "nanochat": {},
+    "nemotron": {},
+    "olmo": {},
+    "olmo3": _HALF_SLIDING,
+    "olmoe": {"num_experts": 3, "num_experts_per_tok": 2},
+    "opt": {"ffn_dim": 20, "word_embed_proj_dim": 24},
+    "persimmon": {"partial_rotary_factor": 0.75},
+    "phi": {"partial_rotary_factor": 0.75},
+    "phimoe": _LOCAL_EXPERTS,
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 20},
+    "seed_oss": {},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "solar_open": _ROUTED,
+    "stablelm": {},
+    "starcoder2": {"sliding_window": 7},
+    "vaultgemma": {"query_pre_attn_scalar": 6, "attn_logit_softcapping": 1.5, **_HALF_SLIDING},
+}
+
+_OWN = "computes attention in its own code"
+_OTHER_KEYS = "attends to other keys and values than the cache is given"
+
+# model_type: (what differs from _COMMON, why it is refused).
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "bloom": ({}, _OWN),
+    "falcon": ({"head_dim": None}, _OWN),
+    "gpt_neo": ({"num_layers": 2, "attention_types": [[["global", "local"], 1]]}, _OWN),
+    "gpt_neox_japanese": ({}, _OWN),
+    "mpt": ({}, _OWN),
+    "openai-gpt": ({}, _OWN),
+    "rwkv": ({}, _OWN),
+    "xglm": ({}, _OWN),
+    "deepseek_v2": ({**_LATENT, **_ROUTED}, "stores compressed latents"),
+    "deepseek_v3": ({**_LATENT, **_ROUTED}, "stores compressed latents"),
+    "minicpm3": (_LATENT, "stores compressed latents"),
+    "diffllama": ({}, _OTHER_KEYS),
+    "jetmoe": ({"num_local_experts": 3, "kv_channels": 6}, _OTHER_KEYS),
+    "doge": ({}, "wants an attention with attention_mask"),
+    "llama4_text": (
+        {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 20, "moe_layers": [1]},
+        "has layers of type chunked_attention",
+    ),
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "has layers of type conv"),
+    "mamba": ({"state_size": 4}, "has layers of type linear_attention"),
+    "recurrent_gemma": ({}, "has layers of type linear_attention"),
 }
 
 
 def make_model(family: str, *, seed: int = 0, **changes: Any) -> Any:
     """A transformers model with random weights that computes eager attention in float32."""
+    facts = FAMILIES[family] if family in FAMILIES else REFUSED[family][0]
+    return _make(family, {**_COMMON, **facts, **changes}, seed)
+
+
+def make_refused(family: str) -> Any:
+    """As `make_model`, of the form that is refused, with the name of its architecture in its configuration."""
+    model = _make(family, {**_COMMON, **REFUSED[family][0]}, seed=0)
+    model.config.architectures = [type(model).__name__]
+    return model
+
+
+def _make(family: str, facts: dict[str, Any], seed: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
-    facts = {"vocab_size": VOCAB, "initializer_range": 0.4, **FAMILIES[family]}
-    if family != "gpt2":
-        facts = {**_COMMON, **FAMILIES[family]}
-    config = AutoConfig.for_model(family, **{**facts, **changes})
+    config = AutoConfig.for_model(family, **{name: value for name, value in facts.items() if value is not None})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build(config, attn_implementation="eager", dtype=torch.float32)

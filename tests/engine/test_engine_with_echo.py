@@ -39,7 +39,8 @@ def requests_of(prompts: list[list[int]], samplings: list[SamplingParams]) -> li
 def make_engine(num_blocks: int, **options) -> Engine:
     block_size = options.pop("block_size", 4)
     num_host_slots = options.pop("num_host_slots", 0)
-    runner = EchoRunner(num_blocks, block_size, num_host_slots, options.pop("mean_output_len", MEAN_OUTPUT_LEN))
+    mean_output_len, overlaps = options.pop("mean_output_len", MEAN_OUTPUT_LEN), options.pop("overlaps", False)
+    runner = EchoRunner(num_blocks, block_size, num_host_slots, mean_output_len, overlaps=overlaps)
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "eos_token_ids": frozenset({EOS_TOKEN_ID})} | options
     config = SchedulerConfig(
         num_blocks=num_blocks,
@@ -93,6 +94,7 @@ def random_job(seed: int) -> tuple[Counters, Counters]:
         schedule=rng.choice(["chunked", "chunked", "chunked", "prefill-first", "fcfs", "static"]),
         preemption=rng.choice(["auto", "recompute", "swap", "swap"]),
         prefix_caching=rng.random() < 0.85,
+        overlaps=rng.random() < 0.5,
     )
     done = run(engine, requests, forgets=rng.random() < 0.3)
     assert {row_idx: list(completion.token_ids) for row_idx, completion in done.items()} == {

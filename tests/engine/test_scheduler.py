@@ -7,7 +7,7 @@ from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.preemption import Costs, choose_way
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.scheduler import Scheduler, SchedulerConfig
-from batchrun.engine.step import Sampled
+from batchrun.engine.step import NO_TOKEN, Sampled
 
 
 def scheduler(**options):
@@ -194,3 +194,94 @@ def test_the_way_out_is_the_cheaper_one_once_both_are_measured():
     costs.observe_swap(1_000_000, 1000.0)
     assert choose_way("auto", costs, 5000, 40, 100) == "recompute"
     assert choose_way("swap", costs, 5000, 40, 39) == "recompute"
+
+
+def launch(engine):
+    """A step whose tokens stay unknown; the batch, and what takes its tokens in."""
+    batch = engine.schedule()
+
+    def land(token=7):
+        sampled = Sampled(np.full(len(batch.sampled), token, dtype=np.int32))
+        finished = engine.update(batch, sampled, find_stop=lambda sequence: None)
+        engine.check()
+        return [row.row_idx for row in finished]
+
+    return {item.sequence.request.row_idx: item.num_tokens for item in batch.items}, land
+
+
+def test_a_row_whose_last_token_is_pending_is_not_scheduled_again():
+    engine = scheduler()
+    engine.add(request(0, [5, 6], max_tokens=1))
+    engine.add(request(1, [8, 9], max_tokens=2))
+    ran, land_first = launch(engine)
+    assert ran == {0: 2, 1: 2}
+    ran, land_second = launch(engine)
+    assert ran == {1: 1}
+    assert launch(engine)[0] == {}
+    assert land_first() == [0]
+    assert land_second() == [1]
+    assert not engine.has_work
+
+
+def test_a_row_that_ended_unknown_to_the_next_step_loses_what_that_one_samples():
+    engine = scheduler()
+    engine.add(Request(0, np.array([5, 6], dtype=np.int32), SamplingParams(max_tokens=9)))
+    _, land_first = launch(engine)
+    ran, land_second = launch(engine)
+    assert ran == {0: 1}
+    assert land_first(token=2) == [0]
+    assert land_second(token=7) == []
+    assert engine.counters.output_tokens == 1
+
+
+def test_a_row_that_left_for_the_host_and_turns_out_to_have_ended_gives_its_places_back():
+    engine = scheduler(num_blocks=8, num_host_slots=9, preemption="swap")
+    for row_idx in range(2):
+        tokens = np.arange(row_idx * 50 + 10, row_idx * 50 + 16, dtype=np.int32)
+        engine.add(Request(row_idx, tokens, SamplingParams(max_tokens=14)))
+    land = launch(engine)[1]
+    finished = []
+    while not finished:
+        following = launch(engine)[1]
+        finished = land(2 if engine.preempted else 7)
+        land = following
+    assert engine.counters.swap_preemptions == 1
+    assert finished == [0, 1]
+    assert land() == []
+    assert not engine.has_work
+    assert engine.blocks.num_free_host_slots == 9
+
+
+def test_a_row_without_a_token_ends_with_an_error():
+    engine = scheduler()
+    engine.add(request(5, [5, 6]))
+    batch = engine.schedule()
+    (row,) = engine.update(batch, Sampled(np.array([NO_TOKEN], np.int32)), find_stop=lambda sequence: None)
+    assert (row.row_idx, row.token_ids, row.finish_reason) == (5, (), "error")
+    assert row.error.type == "engine_error"
+    assert not engine.has_work
+
+
+def test_a_step_that_had_to_be_split_makes_the_next_ones_smaller():
+    engine = scheduler(max_num_batched_tokens=16)
+    engine.add(request(0, range(10, 90)))
+    batch = engine.schedule()
+    engine.update(batch, Sampled(np.empty(0, np.int32), was_split=True), find_stop=lambda sequence: None)
+    assert step(engine)[0] == {0: 8}
+
+
+def test_halves_compute_what_the_step_does():
+    engine = scheduler(max_num_batched_tokens=15)
+    for row_idx in range(3):
+        engine.add(request(row_idx, range(row_idx * 50 + 10, row_idx * 50 + 17)))
+    batch = engine.schedule()
+    spans = [
+        [(item.sequence.request.row_idx, item.start, item.num_tokens, item.samples) for item in half.items]
+        for half in batch.halves()
+    ]
+    assert spans == [[(0, 0, 7, True)], [(1, 0, 7, True), (2, 0, 1, False)]]
+    spans = [
+        [(item.sequence.request.row_idx, item.start, item.num_tokens, item.samples) for item in half.items]
+        for half in batch.halves()[1].halves()
+    ]
+    assert spans == [[(1, 0, 4, False)], [(1, 4, 3, True), (2, 0, 1, False)]]

@@ -1,7 +1,7 @@
 """A job end to end: an 8B-shaped Llama with random weights, tokens a second beside what the device allows at most."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,10 +90,18 @@ def _run(machine: Machine) -> Result:
     lens = {len(tokens) for tokens in ran.tokens.values()}
     is_right = len(ran.tokens) == job.rows and lens == {job.output_len}
     made = ran.counters.output_tokens
-    words = f"{model.attention.name} attention, {made} tokens in {ran.counters.steps} steps"
+    words = f"{model.attention.name} attention, {made} tokens in {ran.counters.steps} steps, {runner.num_graphs} graphs"
     if not machine.is_gpu:
         return Result("job", "tiny llama", is_right, words)
     floor_s = job.floor_s(peak_of(machine.device))
+    few = _requests(job, job.seats // 4, job.output_len)
+    graphs = run_engine(runner, few, seats=job.seats)
+    del runner
+    torch.cuda.empty_cache()
+    runner = TorchRunner.lay_out(
+        model, replace(options, kv_cache_memory=16 << 30, enforce_eager=True), eos_token_ids=()
+    )
+    eager = run_engine(runner, few, seats=job.seats)
     numbers = {
         "s": ran.seconds,
         "floor_s": floor_s,
@@ -101,8 +109,11 @@ def _run(machine: Machine) -> Result:
         "computed_tokens_per_s": ran.counters.computed_tokens / ran.seconds,
         "steps": float(ran.counters.steps),
         "warm_up_s": warm.seconds,
+        "few_rows_s": graphs.seconds,
+        "few_rows_without_graphs_s": eager.seconds,
         "peak_bytes": float(torch.cuda.max_memory_allocated(machine.device)),
     }
+    words += f", {len(few)} rows without graphs {eager.seconds / graphs.seconds:.2f}x as long"
     words += f", {made / ran.seconds:,.0f} tok/s, {ran.seconds:.1f} s, {ran.seconds / floor_s:.2f}x the floor"
     return Result("job", "llama 8B", is_right and model.attention.name == "triton", words, numbers)
 

@@ -187,11 +187,13 @@ CHANGES_ANSWERS = {
     "prompt_col": "a", "system": "Be brief.", "chat": "on", "limit": 7, "max_model_len": 63, "dtype": "float32",
     "max_tokens": 9, "temperature": 0.7, "stop": ("x",), "seed": 1, "keep_cols": ("a",), "output_prefix": "br_",
     "on_overlong": "truncate-left", "params_col": "p", "id_col": "i", "tokenizer": "t", "template": "{{ a }}",
+    "kv_cache_dtype": "float16",
 }  # fmt: skip
 CHANGES_NONE = {
     "max_num_seqs": 3, "max_num_batched_tokens": 111, "block_size": 4, "kv_cache_memory": 7, "swap_space": 7,
     "preemption": "swap", "schedule": "static", "prefix_caching": "off", "checkpoint_every": 1, "drain_timeout": 1,
     "wait_lock": 1, "max_error_rate": 0.5, "overwrite": True, "gpu_memory_utilization": 0.5, "device": "cpu",
+    "enforce_eager": True,
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Steps for attention: random queries, keys and values behind tables of shuffled blocks, NaN everywhere else."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,6 +58,10 @@ def make_step(
     q = torch.randn(sum(q_len for q_len, _ in items), heads, key_dim, generator=random)
     work = Work(tuple(q_len for q_len, _ in items), tuple(kv_len for _, kv_len in items), table, block)
     return Step(q, keys, values, work)
+
+
+def cast(step: Step, dtype: torch.dtype) -> Step:
+    return replace(step, q=step.q.to(dtype), keys=step.keys.to(dtype), values=step.values.to(dtype))
 
 
 def lay_out(attention: Attention, step: Step) -> KVPool:

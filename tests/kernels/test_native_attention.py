@@ -124,3 +124,56 @@ def test_is_chosen_where_it_fits(library: ctypes.CDLL) -> None:
     assert select("cpu", every, [wide]).name == "torch"
     assert select("cpu", every, [fits], torch.bfloat16).name == "torch"
     assert select("cuda", every, [fits]).name == "torch"
+
+
+def halved(step: Step) -> Step:
+    """Keys and values rounded to float16."""
+    return replace(step, keys=step.keys.half().float(), values=step.values.half().float())
+
+
+def attend_from_halves(step: Step, mask: Mask) -> torch.Tensor:
+    """Over a pool of float16, NaN where nothing was written."""
+    attention = NativeAttention()
+    num_blocks, block, kv_heads, key_dim = step.keys.shape
+    place = torch.empty(0, dtype=torch.float16)
+    pool = attention.layout.allocate(num_blocks, block, KVLayer(kv_heads, key_dim, step.values.shape[-1]), place)
+    for tensor in (pool.keys, pool.values):
+        tensor.as_strided((tensor.untyped_storage().nbytes() // 2,), (1,)).fill_(torch.nan)
+    covered = (~step.keys.isnan().any(-1).any(-1)).flatten().nonzero().flatten()
+    attention.layout.write(pool, step.keys.flatten(0, 1)[covered], step.values.flatten(0, 1)[covered], covered)
+    return attention.attend(step.q, pool.keys, pool.values, attention.plan(step.work), mask)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_keys_and_values_of_float16_are_read_exactly(library: ctypes.CDLL, name: str) -> None:
+    """What float32 gives for the same rounded numbers, to the bit."""
+    step = make_step()
+    expected = attend(NativeAttention(), halved(step), MASKS[name])
+    assert torch.equal(attend_from_halves(step, MASKS[name]), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_float16_equals_the_reference_in_other_shapes(library: ctypes.CDLL, shape: dict[str, int]) -> None:
+    step = make_step(((1, 1), (1, 131), (70, 70), (3, 64), (61, 200)), seed=2, **shape)
+    mask = Mask(0.2, window=67, softcap=2.0, sinks=torch.linspace(-1.0, 1.0, shape["heads"]))
+    expected = attend(ReferenceAttention(), halved(step), mask)
+    torch.testing.assert_close(attend_from_halves(step, mask), expected, rtol=0, atol=4e-6)
+
+
+def test_written_float16_is_rounded_as_torch_rounds_and_never_infinite(library: ctypes.CDLL) -> None:
+    """Every float16, the halfway points between neighbours, what is just beside those, and what is too large."""
+    exact = torch.arange(1 << 15, dtype=torch.int16).view(torch.float16).float()
+    exact = exact[exact.isfinite()]
+    halfway = (exact[1:] + exact[:-1]) / 2
+    beside = [halfway.nextafter(torch.tensor(end)) for end in (0.0, torch.inf)]
+    large = torch.tensor([65519.0, 65520.0, 1e30, torch.inf, torch.nan])
+    numbers = torch.cat([exact, halfway, *beside, large])
+    numbers = torch.cat([numbers, -numbers])
+    values = torch.cat([numbers, numbers.new_zeros(-len(numbers) % 8)]).view(-1, 1, 8)
+    layout = NativeAttention().layout
+    pool = layout.allocate(len(values), 1, KVLayer(1, 8, 8), torch.empty(0, dtype=torch.float16))
+    layout.write(pool, values, values, torch.arange(len(values)))
+    expected = values.clamp(-65504, 65504).half()
+    for tensor in (pool.keys, pool.values):
+        torch.testing.assert_close(tensor.view_as(expected), expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(tensor.view_as(expected).signbit(), expected.signbit())

@@ -23,7 +23,7 @@ def make(num_outputs: int, k: int, num_rows: int, seed: int = 0) -> tuple[Tensor
 
 
 @pytest.mark.parametrize(("num_outputs", "k"), SHAPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 5, 6, 7, 13, 64, 111])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 6, 7, 13, 64, 111, 250])
 def test_equals_the_reference(library: ctypes.CDLL, num_outputs: int, k: int, num_rows: int) -> None:
     x, weight, bias = make(num_outputs, k, num_rows)
     packed = PackedWeight.pack(weight)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from batchrun_kernels import worklist
 from batchrun_kernels.contract import Work
 from batchrun_kernels.pieces import Rules, balanced_piece
+from batchrun_kernels.planner_times import plan_times
 from batchrun_kernels.worklist import KV_HI, KV_LO, Q_LEN, SLOT, Planner, Worklist
 from tests.kernels.worklists import check, random_rules, random_work
 
@@ -141,6 +143,14 @@ def test_without_sharing_a_sequence_is_cut_the_same_in_any_batch() -> None:
 def test_a_balanced_piece_shares_the_work_out_in_steps_of_64() -> None:
     assert balanced_piece((5000, 3000), kv_heads=8, num_programs=132) == 512
     assert balanced_piece((100,), kv_heads=8, num_programs=132) == 256
+
+
+def test_plans_that_are_timed_are_compared_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["decode to decode", "decode to decode, window 1024", "anew", "anew, window 1024"]
+    assert [times.name for times in plan_times(num_sequences=9, num_steps=20)] == names
+    monkeypatch.setattr(worklist, "_grown", lambda items, rules: items)
+    with pytest.raises(AssertionError, match="differs from one made anew"):
+        plan_times(num_sequences=9, num_steps=20)
 
 
 def test_the_example_of_the_readme_is_what_the_planner_makes() -> None:

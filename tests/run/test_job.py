@@ -6,6 +6,7 @@ import pytest
 
 from batchrun import lifecycle
 from batchrun.engine.echo import EchoRunner
+from batchrun.engine.step import NO_TOKEN
 from batchrun.errors import DataError, EngineFailed, JobMismatch, OutputRefused, StoppedEarly
 from batchrun.stop import AT_ONCE, StopRequest
 from tests.run.conftest import echo_text, ignore
@@ -140,7 +141,7 @@ def test_a_stop_saves_finished_rows_and_unfinished_tokens(echo_job):
 
 def test_an_engine_that_fails_loses_no_finished_row(echo_job, monkeypatch):
     """And the tokens of the unfinished rows are kept: the next run needs fewer steps than the first would have."""
-    job, execute, steps = echo_job(200), EchoRunner.execute, []
+    job, execute, steps = echo_job(200), EchoRunner.launch, []
 
     def fail_at_last(self, batch):
         steps.append(batch)
@@ -148,13 +149,34 @@ def test_an_engine_that_fails_loses_no_finished_row(echo_job, monkeypatch):
             raise EngineFailed("the device is gone")
         return execute(self, batch)
 
-    monkeypatch.setattr(EchoRunner, "execute", fail_at_last)
+    monkeypatch.setattr(EchoRunner, "launch", fail_at_last)
     with pytest.raises(EngineFailed, match="the device is gone"):
         job.submit(max_num_seqs=8)
     outcome = job.submit(max_num_seqs=8)
     assert [row["text"] for row in job.rows()] == [echo_text(prompt, 256) for prompt in job.prompts]
     assert outcome.prompt_tokens < sum(len(prompt) + 1 for prompt in set(job.prompts))
     assert outcome.output_tokens < sum(row["completion_tokens"] for row in job.rows())
+
+
+def test_a_row_without_finite_logits_is_a_row_with_an_error(echo_job, monkeypatch):
+    """And so are its duplicates; every other row is answered."""
+    job, execute = echo_job(60), EchoRunner.launch
+
+    def poison(self, batch):
+        ended = execute(self, batch)
+        for place, item in enumerate(batch.sampled):
+            if item.sequence.request.row_idx == bad:
+                ended.sampled.tokens[place] = NO_TOKEN
+        return ended
+
+    bad = min(row for row, prompt in enumerate(job.prompts) if job.prompts.count(prompt) > 1)
+    monkeypatch.setattr(EchoRunner, "launch", poison)
+    assert job.submit().errors == {"engine_error": job.prompts.count(job.prompts[bad])}
+    for row, prompt in zip(job.rows(), job.prompts, strict=True):
+        if prompt == job.prompts[bad]:
+            assert (row["text"], row["finish_reason"], row["error"]["type"]) == (None, "error", "engine_error")
+        else:
+            assert row["text"] == echo_text(prompt, 256)
 
 
 def test_json_is_the_only_thing_on_stdout(echo_job):

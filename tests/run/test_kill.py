@@ -3,6 +3,7 @@
 import random
 import signal
 import subprocess
+import time
 
 import pyarrow.parquet as pq
 import pytest
@@ -24,6 +25,15 @@ def kill_after(job: EchoJob, seconds: float, number: signal.Signals) -> int:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(number)
+    process.communicate()
+    return process.returncode
+
+
+def stop_once_it_commits(job: EchoJob, number: signal.Signals) -> int:
+    process = job.start("submit", *SLOW)
+    while process.poll() is None and not committed(job):
+        time.sleep(0.05)
+    process.send_signal(number)
     process.communicate()
     return process.returncode
 
@@ -70,7 +80,7 @@ def test_a_second_process_is_told_who_holds_the_job(echo_job):
 
 def test_sigterm_saves_and_exits_75_and_resume_needs_only_the_output(echo_job):
     job = echo_job(3000)
-    assert kill_after(job, 1.5, signal.SIGTERM) == 75
+    assert stop_once_it_commits(job, signal.SIGTERM) == 75
     assert not job.out.exists()
     resumed = job.call("resume", str(job.out), "--json")
     assert resumed.returncode == 0, resumed.stderr
@@ -78,4 +88,4 @@ def test_sigterm_saves_and_exits_75_and_resume_needs_only_the_output(echo_job):
 
 
 def test_sigint_exits_130(echo_job):
-    assert kill_after(echo_job(3000), 1.5, signal.SIGINT) == 130
+    assert stop_once_it_commits(echo_job(3000), signal.SIGINT) == 130

@@ -5,12 +5,15 @@
  * a row's bits depend neither on the rows beside it nor on how its prompt was cut into chunks.
  */
 
+/* Cache lines to fetch every four positions: 16 columns of each. */
+#define KV_LINES ((long)sizeof(COLUMN))
+
 /* acc and store of one product: c[rows][8 * vectors] = a[rows][n] b[n][8 * vectors]. */
-INLINE void NAME(scores_of)(const int rows, const int vectors, const float *a, long lda, const float *b, long ldb,
+INLINE void NAME(scores_of)(const int rows, const int vectors, const float *a, long lda, const COLUMN *b, long ldb,
                             long n, float *c, long ldc, const float *next)
 {
     float8 acc[MAX_ROWS][2] = {0};
-    NAME(accumulate)(acc, rows, vectors, a, lda, b, ldb, n, next, 4);
+    NAME(accumulate)(acc, rows, vectors, a, lda, b, ldb, n, next, KV_LINES);
     NAME(store)(acc, rows, vectors, c, ldc);
 }
 
@@ -27,10 +30,11 @@ INLINE void NAME(scores_of)(const int rows, const int vectors, const float *a, l
 NOINLINE void NAME(scores)(int rows, const struct run *run, const float *q, const struct attend *a, float *c,
                          const float *next)
 {
+    const COLUMN *keys = run->keys;
     if (run->length > 8) {
-        FOR_ROWS(scores_of, rows, 2, q, a->key_dim, run->keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
+        FOR_ROWS(scores_of, rows, 2, q, a->key_dim, keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
     } else {
-        FOR_ROWS(scores_of, rows, 1, q, a->key_dim, run->keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
+        FOR_ROWS(scores_of, rows, 1, q, a->key_dim, keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
     }
 }
 
@@ -42,9 +46,10 @@ INLINE void NAME(weighted)(const int rows, const int vectors, const struct run *
     NAME(load)(acc, rows, vectors, out, value_dim);
     for (int i = 0; i < runs; i++) {
         /* The keys of the next tile come while the values of this one are read: a part with every 16 columns. */
-        const float *next = fetches && run[i].next ? run[i].next + column * run[i].length : 0;
-        NAME(accumulate)(acc, rows, vectors, weights, SCORE_STRIDE, run[i].values + column, value_dim, run[i].length,
-                         next, 4);
+        const COLUMN *values = run[i].values, *ahead = run[i].next;
+        const float *next = fetches && ahead ? (const float *)(ahead + column * run[i].length) : 0;
+        NAME(accumulate)(acc, rows, vectors, weights, SCORE_STRIDE, values + column, value_dim, run[i].length, next,
+                         KV_LINES);
         weights += run[i].length;
     }
     NAME(store)(acc, rows, vectors, out, value_dim);
@@ -64,15 +69,16 @@ NOINLINE void NAME(weigh)(int rows, int vectors, const struct run *run, int runs
 static int NAME(runs_of)(const struct attend *a, const int32_t *table, long head, long from, long to, long end,
                          struct run *run)
 {
+    const COLUMN *keys = a->keys, *values = a->values;
     int runs = 0;
     long block = from / a->block_size, offset = from % a->block_size;
     for (long p = from; p < to; p += run[runs++].length) {
         long ahead = (p + TILE) / a->block_size, at = table[block] * a->kv_heads + head;
         long length = a->block_size - offset < WIDTH ? a->block_size - offset : WIDTH;
         run[runs].length = to - p < length ? to - p : length;
-        run[runs].keys = a->keys + at * a->key_dim * a->block_size + offset;
-        run[runs].values = a->values + (at * a->block_size + offset) * a->value_dim;
-        run[runs].next = p + TILE < end ? a->keys + (table[ahead] * a->kv_heads + head) * a->key_dim * a->block_size : 0;
+        run[runs].keys = keys + at * a->key_dim * a->block_size + offset;
+        run[runs].values = values + (at * a->block_size + offset) * a->value_dim;
+        run[runs].next = p + TILE < end ? keys + (table[ahead] * a->kv_heads + head) * a->key_dim * a->block_size : 0;
         offset += run[runs].length;
         if (offset == a->block_size) {
             offset = 0;

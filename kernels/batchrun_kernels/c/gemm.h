@@ -1,7 +1,21 @@
-/* y = x W^T + bias in float32, the weights packed once as panels of 16 outputs: [ceil(n / 16)][k][16]. */
+/* y = x W^T + bias in float32, the weights packed once as panels of 16 outputs: [ceil(n / 16)][k][16].
+ *
+ * Rows are taken in groups of at most 6, which share registers, and groups in blocks whose part of x stays in the
+ * second-level cache while the panels pass over it. Threads share out the pairs of a block and a panel, so that a
+ * product of few panels and many rows keeps all of them busy.
+ */
 
-/* A piece of a panel's k that fits the second-level cache beside the rows. */
+/* The part of k that a block of rows is taken through before the next; outputs wait in y meanwhile. */
 #define K_PIECE 1536
+/* Floats of x in a block, a half of a second-level cache of 512 KiB, and groups that it has at most. */
+#define BLOCK_FLOATS 65536
+#define BLOCK_GROUPS 20
+
+/* The first row of a group: their sizes differ by one at most. */
+INLINE long NAME(group_row)(const struct product *a, long group)
+{
+    return a->m * group / a->groups;
+}
 
 /* c[rows][16] (+)= a[rows][k] times the panel piece b[k][16]; `first` starts from zero instead of from c. */
 INLINE void NAME(gemm_rows)(const int rows, const float *a, long lda, const float *b, long k, float *c, long ldc,
@@ -14,8 +28,8 @@ INLINE void NAME(gemm_rows)(const int rows, const float *a, long lda, const floa
     NAME(store)(acc, rows, 2, c, ldc);
 }
 
-static void NAME(gemm_tile)(int rows, const float *a, long lda, const float *b, long k, float *c, long ldc, int first,
-                            const float *next, long lines)
+NOINLINE void NAME(gemm_tile)(int rows, const float *a, long lda, const float *b, long k, float *c, long ldc, int first,
+                              const float *next, long lines)
 {
     switch (rows) {
     case 1: NAME(gemm_rows)(1, a, lda, b, k, c, ldc, first, next, lines); break;
@@ -27,48 +41,56 @@ static void NAME(gemm_tile)(int rows, const float *a, long lda, const float *b, 
     }
 }
 
-/* One panel's outputs for rows `row ... row + rows`, over all of k in pieces. A last panel of fewer than 16 columns
- * is computed beside y: a row of y is no wider than n. */
-static void NAME(gemm_block)(const float *x, long row, int rows, long k, const float *panel, float *y, long n,
-                             long column, const float *bias, const float *next, long lines)
+/* Panel `p`'s outputs for the groups `low ... high`, carried on over `piece` steps of k from `start`. A last panel of
+ * fewer than 16 columns is computed beside y: a row of y is no wider than n. `next` is prefetched: what the
+ * following call will take from the panels. */
+static void NAME(gemm_panel)(const struct product *a, long low, long high, long p, long start, long piece,
+                             const float *next)
 {
-    long width = n - column < WIDTH ? n - column : WIDTH;
-    float aside[MAX_ROWS * WIDTH];
-    float *c = width < WIDTH ? aside : y + row * n + column;
-    long ldc = width < WIDTH ? WIDTH : n;
-    for (long start = 0; start < k; start += K_PIECE) {
-        long piece = k - start < K_PIECE ? k - start : K_PIECE;
-        NAME(gemm_tile)(rows, x + row * k + start, k, panel + start * WIDTH, piece, c, ldc, start == 0,
-                        next ? next + start * WIDTH / 4 * lines : 0, lines);
+    const float *panel = a->packed + (p * a->k + start) * WIDTH;
+    const long first = NAME(group_row)(a, low), rows = NAME(group_row)(a, high) - first, column = p * WIDTH;
+    const long width = a->n - column < WIDTH ? a->n - column : WIDTH;
+    float *y = a->y + first * a->n + column, aside[width < WIDTH ? rows * WIDTH : 1];
+    float *c = width < WIDTH ? aside : y;
+    const long ldc = width < WIDTH ? WIDTH : a->n;
+    if (width < WIDTH && start)
+        for (long r = 0; r < rows; r++)
+            memcpy(aside + r * WIDTH, y + r * a->n, width * sizeof(float));
+    /* All of `next` in as few groups as there are. */
+    const long lines = high - low == 1 ? 4 : high - low < 4 ? 2 : 1;
+    for (long g = low; g < high; g++) {
+        long row = NAME(group_row)(a, g), turn = g - low;
+        NAME(gemm_tile)((int)(NAME(group_row)(a, g + 1) - row), a->x + row * a->k + start, a->k, panel, piece,
+                        c + (row - first) * ldc, ldc, start == 0,
+                        next && turn < 4 / lines ? next + turn * (piece / 4) * lines * WIDTH : 0, lines);
     }
+    const float *bias = start + piece == a->k ? a->bias : 0;
     if (!bias && width == WIDTH)
         return;
-    for (int r = 0; r < rows; r++) {
-        float *out = y + (row + r) * n + column;
+    for (long r = 0; r < rows; r++)
         for (long j = 0; j < width; j++)
-            out[j] = bias ? c[r * ldc + j] + bias[column + j] : c[r * ldc + j];
-    }
+            y[r * a->n + j] = bias ? c[r * ldc + j] + bias[column + j] : c[r * ldc + j];
 }
 
-/* x [m][k], packed [ceil(n / 16)][k][16] with zeros behind column n, bias [n] or null, y [m][n]. */
 static void NAME(gemm)(const float *x, const float *packed, const float *bias, float *y, long m, long n, long k)
 {
-    long panels = (n + WIDTH - 1) / WIDTH;
-    long groups = (m + MAX_ROWS - 1) / MAX_ROWS;
-    /* The next panel is fetched while the rows pass over this one: all of it in as few passes as there are. */
-    long lines = groups == 1 ? 4 : groups < 4 ? 2 : 1;
-    long passes = 4 / lines;
+    const struct product a = {x, packed, bias, y, m, n, k, (m + MAX_ROWS - 1) / MAX_ROWS};
+    const long panels = (n + WIDTH - 1) / WIDTH, deep = k < K_PIECE ? k : K_PIECE;
+    const long fitting = BLOCK_FLOATS / deep / MAX_ROWS, most = fitting < BLOCK_GROUPS ? fitting : BLOCK_GROUPS;
+    const long blocks = (a.groups + most - 1) / most;
 #pragma omp parallel if (m * n * k > SMALL_WORK)
     {
-        long threads = omp_get_num_threads(), own = omp_get_thread_num();
-        long begin = panels * own / threads, end = panels * (own + 1) / threads;
-        for (long p = begin; p < end; p++) {
-            const float *panel = packed + p * k * WIDTH;
-            for (long g = 0; g < groups; g++) {
-                long row = m * g / groups;
-                const float *next = p + 1 < end && g < passes ? panel + k * WIDTH + g * (k / 4) * lines * WIDTH : 0;
-                NAME(gemm_block)(x, row, (int)(m * (g + 1) / groups - row), k, panel, y, n, p * WIDTH, bias, next,
-                                 lines);
+        const long threads = omp_get_num_threads(), own = omp_get_thread_num();
+        const long begin = blocks * panels * own / threads, end = blocks * panels * (own + 1) / threads;
+        for (long b = begin / panels; b * panels < end; b++) {
+            const long low = a.groups * b / blocks, high = a.groups * (b + 1) / blocks;
+            const long from = begin > b * panels ? begin - b * panels : 0;
+            const long to = end < (b + 1) * panels ? end - b * panels : panels;
+            for (long start = 0; start < k; start += deep) {
+                const long piece = k - start < deep ? k - start : deep;
+                for (long p = from; p < to; p++)
+                    NAME(gemm_panel)(&a, low, high, p, start, piece,
+                                     p + 1 < to ? packed + ((p + 1) * k + start) * WIDTH : 0);
             }
         }
     }

@@ -8,9 +8,12 @@
 #include <omp.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 /* Counts up whenever a function's arguments change, so that an old library is never called with new ones. */
-#define VERSION 1
+#define VERSION 2
 
 /* Multiply-adds that are not worth waking a thread for. */
 #define SMALL_WORK (1L << 16)
@@ -18,7 +21,12 @@
 /* Elements of a row-wise kernel that are not worth waking a thread for. */
 #define SMALL_ROWS (1L << 14)
 
+#define INLINE static inline __attribute__((always_inline))
+/* For a loop that needs all registers: what stands around it would take some. */
+#define NOINLINE static __attribute__((noinline))
+
 typedef float float8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint16_t half8 __attribute__((vector_size(16), aligned(2), may_alias));
 typedef int int8 __attribute__((vector_size(32), aligned(4), may_alias));
 
 /* Positions that attention takes at once, the stride of their scores with room for the last 16, and rows of a piece. */
@@ -26,11 +34,20 @@ typedef int int8 __attribute__((vector_size(32), aligned(4), may_alias));
 #define SCORE_STRIDE 80
 #define TILE_ROWS 48
 
+/* A matrix product's arguments and the number of groups that its rows are taken in. */
+struct product {
+    const float *x;      /* [m][k] */
+    const float *packed; /* [ceil(n / 16)][k][16], zeros behind column n */
+    const float *bias;   /* [n] or null */
+    float *y;            /* [m][n] */
+    long m, n, k, groups;
+};
+
 /* Attention's arguments, as native_attention.py fills them in. */
 struct attend {
     const float *q;         /* [tokens][heads][key_dim] */
-    const float *keys;      /* [blocks][kv_heads][key_dim][block_size], 16 floats readable behind it */
-    const float *values;    /* [blocks][kv_heads][block_size][value_dim], value_dim a multiple of 8 */
+    const void *keys;       /* [blocks][kv_heads][key_dim][block_size], 16 more readable behind it */
+    const void *values;     /* [blocks][kv_heads][block_size][value_dim], value_dim a multiple of 8 */
     const float *sinks;     /* [heads] or null */
     float *out;             /* [tokens][heads][value_dim] */
     const int32_t *q_lens;  /* [items] */
@@ -43,40 +60,79 @@ struct attend {
 
 /* Up to 16 neighbouring positions of a block; `next`: the keys 64 positions on, null behind the end. */
 struct run {
-    const float *keys, *values, *next;
+    const void *keys, *values, *next;
     long length;
+};
+
+/* Keys and values [tokens][kv_heads][key_dim or value_dim], given by the strides of tokens and heads, and their slots
+ * in a pool that lies as `attend` reads it. */
+struct written {
+    const float *key, *value;
+    const int64_t *slots; /* [tokens] */
+    void *keys, *values;
+    long key_token, key_head, value_token, value_head;
+    long tokens, kv_heads, key_dim, value_dim, block_size;
 };
 
 #if defined(__x86_64__)
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
+#define HAS_F16C
 #define NAME(x) x##_avx2
+#include "float32.h"
 #include "tile.h"
 #include "gemm.h"
 #include "exp.h"
 #include "elementwise.h"
 #include "attention.h"
+#include "write.h"
+#include "ceiling.h"
 #undef NAME
+#undef COLUMN
+#define NAME(x) x##_half_avx2
+#include "float16.h"
+#include "tile.h"
+#include "exp.h"
+#include "attention.h"
+#include "write.h"
+#undef NAME
+#undef COLUMN
+#undef HAS_F16C
 #pragma GCC pop_options
-#define HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#define HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
 #endif
 
 #define NAME(x) x##_portable
+#include "float32.h"
 #include "tile.h"
 #include "gemm.h"
 #include "exp.h"
 #include "elementwise.h"
 #include "attention.h"
+#include "write.h"
+#include "ceiling.h"
 #undef NAME
+#undef COLUMN
+#define NAME(x) x##_half_portable
+#include "float16.h"
+#include "tile.h"
+#include "exp.h"
+#include "attention.h"
+#include "write.h"
+#undef NAME
+#undef COLUMN
 
 static int portable_only;
 
 #if defined(__x86_64__)
 #define CALL(function, ...) (use_avx2() ? function##_avx2(__VA_ARGS__) : function##_portable(__VA_ARGS__))
+#define CALL_HALF(function, ...)                                                                                      \
+    (use_avx2() ? function##_half_avx2(__VA_ARGS__) : function##_half_portable(__VA_ARGS__))
 static int use_avx2(void) { return !portable_only && HAS_AVX2; }
 const char *batchrun_instructions(void) { return use_avx2() ? "avx2" : "portable"; }
 #else
 #define CALL(function, ...) function##_portable(__VA_ARGS__)
+#define CALL_HALF(function, ...) function##_half_portable(__VA_ARGS__)
 const char *batchrun_instructions(void) { return "portable"; }
 #endif
 
@@ -108,28 +164,30 @@ void batchrun_rope(const float *x, long token_stride, long head_stride, const fl
     CALL(rope, x, token_stride, head_stride, cos, sin, y, tokens, heads, dim);
 }
 
-void batchrun_attend(const struct attend *arguments)
+/* `half`: keys and values are float16, else float32. */
+void batchrun_attend(const struct attend *arguments, int half)
 {
-    CALL(attend, arguments);
+    if (half)
+        CALL_HALF(attend, arguments);
+    else
+        CALL(attend, arguments);
 }
 
-/* key [tokens][kv_heads][key_dim] and value [tokens][kv_heads][value_dim], given by the strides of tokens and heads, go
- * to their slots of a pool that lies as `attend` reads it. */
-void batchrun_write(const float *key, long key_token, long key_head, const float *value, long value_token,
-                    long value_head, const int64_t *slots, float *keys, float *values, long tokens, long kv_heads,
-                    long key_dim, long value_dim, long block_size)
+void batchrun_write(const struct written *arguments, int half)
 {
-#pragma omp parallel for if (tokens * kv_heads * key_dim > SMALL_ROWS)
-    for (long token = 0; token < tokens; token++) {
-        long block = slots[token] / block_size, offset = slots[token] % block_size;
-        for (long head = 0; head < kv_heads; head++) {
-            long at = block * kv_heads + head;
-            float *to = keys + at * key_dim * block_size + offset;
-            const float *from = key + token * key_token + head * key_head;
-            for (long d = 0; d < key_dim; d++)
-                to[d * block_size] = from[d];
-            memcpy(values + (at * block_size + offset) * value_dim, value + token * value_token + head * value_head,
-                   value_dim * sizeof(float));
-        }
-    }
+    if (half)
+        CALL_HALF(write, arguments);
+    else
+        CALL(write, arguments);
+}
+
+/* The two return their sum, so that it is computed. */
+float batchrun_read(const float *x, long n)
+{
+    return CALL(read, x, n);
+}
+
+float batchrun_multiply_add(long n)
+{
+    return CALL(multiply_add, n);
 }

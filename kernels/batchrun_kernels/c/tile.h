@@ -1,23 +1,20 @@
 /* The one inner loop of all kernels that multiply: up to 6 rows times 8 or 16 columns, held in registers.
  *
- * Included once for every instruction set; NAME(x) gives the set's own name to x. Every output is one chain of
- * multiply-adds over k, in the order of k, whatever the number of rows beside it: results do not depend on the batch.
+ * Included once for every instruction set and type of the columns: NAME(x) gives the pair's own name to x, COLUMN is
+ * the type, NAME(wide) reads eight of it as floats. Every output is one chain of multiply-adds over k, in the order of k,
+ * whatever the number of rows beside it: results do not depend on the batch.
  */
 
 #define MAX_ROWS 6
 #define WIDTH 16
 
-#define INLINE static inline __attribute__((always_inline))
-/* For a loop that needs all registers: what stands around it would take some. */
-#define NOINLINE static __attribute__((noinline))
-
 /* acc[r][v] += a[r * lda + k] * b[k * ldb + 8v ... 8v + 8) for k in 0 ... n.
  *
  * `rows` and `vectors` are constants where it is called. `next`, when not null, is prefetched: `lines` (1, 2 or 4)
- * lines of 16 floats every four steps of k.
+ * cache lines every four steps of k.
  */
 INLINE void NAME(accumulate)(float8 acc[MAX_ROWS][2], const int rows, const int vectors, const float *a, long lda,
-                             const float *b, long ldb, long n, const float *next, long lines)
+                             const COLUMN *b, long ldb, long n, const float *next, long lines)
 {
     long k = 0;
     for (; k + 4 <= n; k += 4) {
@@ -33,9 +30,9 @@ INLINE void NAME(accumulate)(float8 acc[MAX_ROWS][2], const int rows, const int 
         }
 #pragma GCC unroll 4
         for (int step = 0; step < 4; step++) {
-            const float *column = b + (k + step) * ldb;
-            float8 low = *(const float8 *)column;
-            float8 high = vectors > 1 ? *(const float8 *)(column + 8) : low;
+            const COLUMN *column = b + (k + step) * ldb;
+            float8 low = NAME(wide)(column);
+            float8 high = vectors > 1 ? NAME(wide)(column + 8) : low;
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++) {
                 float one = a[r * lda + k + step];
@@ -46,9 +43,9 @@ INLINE void NAME(accumulate)(float8 acc[MAX_ROWS][2], const int rows, const int 
         }
     }
     for (; k < n; k++) {
-        const float *column = b + k * ldb;
-        float8 low = *(const float8 *)column;
-        float8 high = vectors > 1 ? *(const float8 *)(column + 8) : low;
+        const COLUMN *column = b + k * ldb;
+        float8 low = NAME(wide)(column);
+        float8 high = vectors > 1 ? NAME(wide)(column + 8) : low;
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             float one = a[r * lda + k];

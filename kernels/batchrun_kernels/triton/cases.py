@@ -10,7 +10,7 @@ import torch
 
 from batchrun_kernels.contract import Mask
 from batchrun_kernels.pieces import Merges
-from batchrun_kernels.triton.activation import silu_mul_launch
+from batchrun_kernels.triton.activation import glu_launch
 from batchrun_kernels.triton.attend import attend_launch, empty_partials
 from batchrun_kernels.triton.configs import TILES, Architecture, Kind, has_float8, tiles
 from batchrun_kernels.triton.copy_blocks import copy_blocks_launch
@@ -101,7 +101,9 @@ def _layers() -> Iterator[Case]:
     yield "add_rms_norm 4096", add_rms_norm_launch(x, x.clone(), x[0], x.clone(), 1e-5)
     yield "add_rms_norm 4096 plus_one", add_rms_norm_launch(x, x.clone(), x[0], x.clone(), 1e-5, plus_one=True)
     gate_up = torch.zeros(1, 2 * 14336, dtype=torch.bfloat16)
-    yield "silu_mul 14336", silu_mul_launch(gate_up, torch.zeros(1, 14336, dtype=torch.bfloat16))
+    out = torch.zeros(1, 14336, dtype=torch.bfloat16)
+    yield "glu 14336 silu", glu_launch(gate_up, out, "silu")
+    yield "glu 14336 gelu_tanh", glu_launch(gate_up, out, "gelu_tanh")
     blocks = torch.zeros(2, 1, _BLOCK, _KV_HEADS, 128, dtype=torch.bfloat16)
     ids = torch.zeros(1, dtype=torch.int32)
     yield "sample 128256", _sample()

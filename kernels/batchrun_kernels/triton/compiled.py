@@ -1,20 +1,26 @@
 """What a kernel becomes on a target, without having one: Triton compiles it, the tools in its wheel take it apart.
 
-    python -m batchrun_kernels.triton.compiled sm_90
+    python -m batchrun_kernels.triton.compiled [--json] [sm_90 ...]
 
-prints one JSON object a line, one for each case of `cases.py`. Run it where TRITON_INTERPRET is not set, with
-TRITON_DEFAULT_FP_FUSION=1, so that the numbers do not move with Triton's default.
+prints a table of all cases of `cases.py` for the targets named, or for all; with --json one object a line. A target
+takes a minute, and nothing while its cases' sources stay the same: results are kept beside Triton's own cache. Run it
+where TRITON_INTERPRET is not set.
 """
 
+import hashlib
+import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -37,6 +43,7 @@ _SPILL = re.compile(r"\b(STL|LDL)\b")
 class Compiled:
     """`spills` counts local stores and loads; on AMD, spilled vector registers. `matrix` counts matrix instructions."""
 
+    target: str
     name: str
     registers: int
     shared_bytes: int
@@ -52,28 +59,50 @@ def compile_launch(name: str, launch: Launch, target: str) -> Compiled:
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     kernel = triton.compile(source, target=_TARGETS[target], options=options)
     if "amdgcn" in kernel.asm:
-        return _take_apart_amd(name, kernel.asm["amdgcn"], kernel.metadata.shared)
-    return _take_apart_nvidia(name, kernel.asm["cubin"], kernel.metadata.shared)
+        return Compiled(target, name, shared_bytes=kernel.metadata.shared, **_take_apart_amd(kernel.asm["amdgcn"]))
+    return Compiled(target, name, shared_bytes=kernel.metadata.shared, **_take_apart_nvidia(kernel.asm["cubin"]))
 
 
-def _take_apart_nvidia(name: str, cubin: bytes, shared_bytes: int) -> Compiled:
+def compile_target(target: Architecture) -> list[Compiled]:
+    """All cases of a target; from the cache if they were compiled by the same Triton from the same sources."""
+    kept = Path(knobs.cache.dir) / "batchrun" / f"{target}-{sources()}.json"
+    if kept.exists():
+        return [Compiled(**report) for report in json.loads(kept.read_text(encoding="utf-8"))]
+    reports = [compile_launch(name, launch, target) for name, launch in cases(target)]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    fresh = kept.with_suffix(f".{os.getpid()}")
+    fresh.write_text(json.dumps([asdict(report) for report in reports]), encoding="utf-8")
+    fresh.replace(kept)
+    return reports
+
+
+def sources() -> str:
+    """A hash of all that decides what is compiled."""
+    here = Path(__file__).parent
+    found = hashlib.sha256(importlib.metadata.version("triton").encode())
+    for path in [here.parent / "contract.py", *sorted(here.glob("*.py"))]:
+        found.update(path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def _take_apart_nvidia(cubin: bytes) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         usage, code = _output("cuobjdump", "-res-usage", path), _output("nvdisasm", "-c", path)
     registers = re.search(r"REG:(\d+)", usage)
     assert registers is not None, usage
-    return Compiled(name, int(registers[1]), shared_bytes, len(_SPILL.findall(code)), _matrix(code))
+    return {"registers": int(registers[1]), "spills": len(_SPILL.findall(code)), "matrix": _matrix(code)}
 
 
-def _take_apart_amd(name: str, code: str, shared_bytes: int) -> Compiled:
+def _take_apart_amd(code: str) -> dict[str, Any]:
     def number(field: str) -> int:
         found = re.search(rf"\.{field}:\s+(\d+)", code)
         assert found is not None, field
         return int(found[1])
 
     # Spilled scalar registers go to lanes of vector registers, which `vgpr_count` counts; only the latter go to memory.
-    return Compiled(name, number("vgpr_count"), shared_bytes, number("vgpr_spill_count"), _matrix(code))
+    return {"registers": number("vgpr_count"), "spills": number("vgpr_spill_count"), "matrix": _matrix(code)}
 
 
 def _output(tool: str, option: str, path: Path) -> str:
@@ -88,10 +117,22 @@ def _matrix(code: str) -> dict[str, int]:
     return counts
 
 
-def main(architecture: Architecture) -> None:
-    for name, launch in cases(architecture):
-        print(json.dumps(asdict(compile_launch(name, launch, architecture))), flush=True)
+def main(arguments: list[str]) -> None:
+    # Results do not move with Triton's default.
+    os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
+    targets = [name for name in arguments if name != "--json"] or list(_TARGETS)
+    if "--json" not in arguments:
+        print(f"{'kernel':32}{'target':8}{'registers':>10}{'shared bytes':>14}{'spills':>8}  matrix instructions")
+    for target in targets:
+        for report in compile_target(target):  # type: ignore[arg-type]
+            print(json.dumps(asdict(report)) if "--json" in arguments else _line(report), flush=True)
+
+
+def _line(report: Compiled) -> str:
+    matrix = ", ".join(f"{count} {name}" for name, count in report.matrix.items()) or "-"
+    numbers = f"{report.registers:10}{report.shared_bytes:14}{report.spills:8}"
+    return f"{report.name:32}{report.target:8}{numbers}  {matrix}"
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])  # type: ignore[arg-type]
+    main(sys.argv[1:])

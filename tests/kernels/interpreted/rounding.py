@@ -1,7 +1,8 @@
-"""Repairs of Triton's interpreter, for tests only: bfloat16 products, and float32 to bfloat16 and to float8.
+"""Repairs of Triton's interpreter, for tests only: bfloat16 products, and what becomes bfloat16 or float8.
 
-The interpreter keeps bfloat16 as its bits in uint16, multiplies these in `tl.dot`, truncates where a GPU rounds to
-the nearest even, and loses the carry where rounding to float8 reaches the next exponent.
+The interpreter keeps bfloat16 as its bits in uint16, multiplies these in `tl.dot`, takes integers for such bits,
+truncates where a GPU rounds to the nearest even, and loses the carry where rounding to float8 reaches the next
+exponent.
 """
 
 from typing import Any
@@ -41,7 +42,7 @@ def repair() -> None:
     InterpreterBuilder.create_dot = repaired_dot
     InterpreterBuilder.cast_impl = repaired_cast
     InterpreterBuilder.create_fp_to_fp = repaired_fp_to_fp
-    for name in ("create_fp_ext", "create_fp_trunc"):
+    for name in ("create_fp_ext", "create_fp_trunc", "create_si_to_fp", "create_ui_to_fp"):
         setattr(InterpreterBuilder, name, repaired_cast)
 
 
@@ -52,7 +53,8 @@ def _widened(handle: Any) -> Any:
 
 
 def _rounded(src: Any, dst_type: Any) -> Any:
-    if src.dtype.scalar != tl.float32 or dst_type.scalar not in _STORED:
+    is_exact_in_float32 = src.dtype.scalar in (tl.float32, tl.int8, tl.uint8, tl.int16, tl.uint16)
+    if not is_exact_in_float32 or dst_type.scalar not in _STORED:
         return None
     dtype, bits, stored = _STORED[dst_type.scalar]
     rounded = torch.from_numpy(np.array(src.data, np.float32)).to(dtype)

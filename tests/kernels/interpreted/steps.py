@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 
 from batchrun_kernels import Work
 from batchrun_kernels.triton.configs import architecture, has_float8
+from tests.kernels.steps import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,6 @@ class Shape:
     head_dim: int = 24
     value_dim: int = 24
     block_size: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    q: Tensor  # float32 [num_tokens, heads, head_dim]
-    keys: Tensor  # float32 [num_blocks, block_size, kv_heads, head_dim]
-    values: Tensor  # float32 [num_blocks, block_size, kv_heads, value_dim]
-    work: Work
 
 
 def make_step(

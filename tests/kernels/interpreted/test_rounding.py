@@ -41,3 +41,11 @@ def test_rounding_is_to_nearest_even(device: torch.device, dtype: torch.dtype) -
     cast_kernel[(1,)](x, out, SIZE=1024)
     expected: Tensor = x.to(dtype)
     assert torch.equal(out.float(), expected.float())
+
+
+def test_an_integer_becomes_the_bfloat16_of_its_value(device: torch.device) -> None:
+    """As int8 keys do before their product with bfloat16 queries."""
+    x = torch.arange(-128, 128, dtype=torch.int8, device=device)
+    out = torch.empty(256, dtype=torch.bfloat16, device=device)
+    cast_kernel[(1,)](x, out, SIZE=256)
+    assert torch.equal(out, x.bfloat16())

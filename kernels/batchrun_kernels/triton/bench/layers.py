@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from batchrun_kernels.contract import KVLayer
-from batchrun_kernels.triton.activation import silu_mul_launch
+from batchrun_kernels.triton.activation import glu_launch
 from batchrun_kernels.triton.bench.workload import Checked, Load, Size, Trial, Workload, compared
 from batchrun_kernels.triton.copy_blocks import copy_blocks_launch
 from batchrun_kernels.triton.head_major import HeadMajor
@@ -76,7 +76,7 @@ def _activation(size: Size, tokens: int) -> Workload:
     def prepare(device: torch.device) -> Trial:
         gate_up = _normal(tokens, 2 * size.inner, size=size, device=device)
         out = torch.empty(tokens, size.inner, dtype=size.dtype, device=device)
-        launch = silu_mul_launch(gate_up, out)
+        launch = glu_launch(gate_up, out, "silu")
 
         def check() -> Checked:
             launch.run()
@@ -86,7 +86,7 @@ def _activation(size: Size, tokens: int) -> Workload:
         return Trial(launch.run, check)
 
     moved = 3 * tokens * size.inner * size.dtype.itemsize
-    return Workload("silu_mul", f"{tokens} x {size.inner}", moved, 0, prepare)
+    return Workload("glu", f"{tokens} x {size.inner}", moved, 0, prepare)
 
 
 def _copy_blocks(size: Size, tokens: int) -> Workload:

@@ -1,0 +1,91 @@
+"""Which kernels a device has for the layers of a model, beside attention, and how it wants weights to lie."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from batchrun_kernels import elementwise, native
+from batchrun_kernels.elementwise import Activation
+from batchrun_kernels.packed import PackedWeight
+
+
+class Weight(Protocol):
+    """A weight [num_outputs, k], as its device reads it fastest."""
+
+    @property
+    def place(self) -> Tensor:
+        """An empty tensor of the weight's dtype on its device."""
+        ...
+
+    def linear(
+        self,
+        x: Tensor,  # [..., k]
+        bias: Tensor | None,  # [num_outputs]
+    ) -> Tensor:
+        """[..., num_outputs]."""
+        ...
+
+    def rows(
+        self,
+        ids: Tensor,  # int64 [...]
+    ) -> Tensor:
+        """[..., k]."""
+        ...
+
+    def unpack(self) -> Tensor:
+        """[num_outputs, k], as it was packed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """As torch has it."""
+
+    weight: Tensor  # [num_outputs, k]
+
+    @property
+    def place(self) -> Tensor:
+        return self.weight.new_empty(0)
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, self.weight, bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return functional.embedding(ids, self.weight)
+
+    def unpack(self) -> Tensor:
+        return self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKernels:
+    """`packs_all`: packed weights are faster; otherwise only those that are joined are worth packing."""
+
+    name: str
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]  # x [..., n], weight [n], eps -> [..., n]
+    glu: Callable[[Tensor, Activation], Tensor]  # gates and ups [..., 2n] -> [..., n]
+    rope: Callable[[Tensor, Tensor, Tensor], Tensor]  # x [num_tokens, heads, dim], cos and sin [num_tokens, dim]
+    pack: Callable[[Tensor], Weight]  # [num_outputs, k]
+    packs_all: bool
+
+
+def layer_kernels(device: torch.device, dtype: torch.dtype) -> LayerKernels | None:
+    """None: torch's own operations are all there is."""
+    if device.type == "cpu" and dtype == torch.float32 and native.find() is not None:
+        rms_norm, glu, rope = elementwise.rms_norm, elementwise.glu, elementwise.rope
+        return LayerKernels("c", rms_norm, glu, rope, PackedWeight.pack, packs_all=True)
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        return triton_kernels()
+    return None
+
+
+def triton_kernels() -> LayerKernels:
+    """For a GPU; on CPU tensors under Triton's interpreter. Imports Triton."""
+    from batchrun_kernels.triton import elementwise as on_gpu
+
+    return LayerKernels("triton", on_gpu.rms_norm, on_gpu.glu, on_gpu.rope, PlainWeight, packs_all=False)
