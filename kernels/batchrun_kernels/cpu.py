@@ -76,7 +76,8 @@ class GatherAttention:
         """[num_tokens, num_heads, value_dim] in q's dtype."""
         q = q.contiguous()
         out = q.new_empty(q.shape[0], q.shape[1], values.shape[-1])
-        out[plan.num_tokens :] = 0
+        if len(q) > plan.num_tokens:
+            out[plan.num_tokens :] = 0
         # Overwritten by every item.
         room = keys.new_empty(plan.max_blocks, *keys.shape[1:]), values.new_empty(plan.max_blocks, *values.shape[1:])
         for number, item in enumerate(plan.items):

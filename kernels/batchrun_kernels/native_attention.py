@@ -176,7 +176,8 @@ class NativeAttention:
         sinks = None if mask.sinks is None else mask.sinks.float().contiguous()
         assert sinks is None or sinks.shape == (num_heads,), f"{mask.sinks} for {num_heads} heads"
         out = q.new_empty(num_tokens, num_heads, value_dim)
-        out[plan.num_tokens :] = 0
+        if num_tokens > plan.num_tokens:
+            out[plan.num_tokens :] = 0
         arguments = _Arguments(
             q=q.data_ptr(),
             keys=keys.data_ptr(),

@@ -19,7 +19,7 @@ from batchrun.engine.self_check import check, expect
 from batchrun.engine.statistics import Counters
 from batchrun.quiet import quiet_transformers
 from batchrun_kernels.triton.attention import TritonAttention
-from tests.device.tiny_families import FAMILIES, make_model
+from tests.device.tiny_families import make_model
 from tests.gpu.part import Machine, Part, Result, attempt
 
 # A llama whose heads have tiles of their own; scores large enough that no two tokens are nearly tied.
@@ -31,6 +31,8 @@ _LLAMA: dict[str, Any] = {
     "head_dim": 64,
     "initializer_range": 0.2,
 }
+# Each asks its attention for something else, or its experts: plain, sinks, softcap, windows, no rotation, experts.
+_FAMILIES = ("llama", "gpt_oss", "gemma2", "mistral", "gemma3_text", "gpt2", "qwen3_moe", "mixtral", "phi3", "olmo2")
 # Rows of whole 16 bytes, which products of several experts' halves want.
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -86,7 +88,7 @@ def run_engine(runner: TorchRunner, requests: list[Request], *, preemption: Pree
 
 
 def plan() -> Iterator[str]:
-    yield f"adopt tiny models of {len(FAMILIES)} families in float32 and bfloat16: the self-check runs in Triton"
+    yield f"adopt tiny models of {len(_FAMILIES)} families in float32 and bfloat16: the self-check runs in Triton"
     yield f"{_ROWS.num} rows of a tiny Llama with {_ROWS.num_new} greedy tokens each: those of transformers"
     yield f"the same from a pool of {_ROWS.tight} blocks, preempted by swapping, then by recomputing: the same tokens"
 
@@ -94,7 +96,7 @@ def plan() -> Iterator[str]:
 def run(machine: Machine) -> Iterator[Result]:
     yield attempt("engine", "llama", lambda: _rows(machine))
     dtypes = (torch.float32, torch.bfloat16) if machine.is_gpu else (torch.float32,)
-    for family in FAMILIES if machine.is_gpu else ("llama", "gpt_oss"):
+    for family in _FAMILIES if machine.is_gpu else _FAMILIES[:2]:
         for dtype in dtypes:
             name = f"{family} {str(dtype).removeprefix('torch.')}"
             yield attempt("engine", name, lambda one=family, of=dtype, named=name: _adopt(one, of, named, machine))  # type: ignore[misc]
@@ -160,4 +162,4 @@ def _alone(module: Any, ids: NDArray[np.int32], num_new: int) -> list[int]:
     return list(grown[len(ids) :])
 
 
-PART = Part("engine", "models, rows and preemption through the engine", 80, plan, run)
+PART = Part("engine", "models, rows and preemption through the engine", 110, plan, run)

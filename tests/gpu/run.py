@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -127,16 +128,21 @@ def _in_child(part: "Part", left_s: float) -> tuple[list[dict[str, Any]], str]:
     ending = ""
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complaints:
         child = subprocess.Popen(
-            [sys.executable, __file__, "--child", part.name], stdout=said, stderr=complaints, start_new_session=True
+            [sys.executable, __file__, "--child", part.name],
+            stdout=said,
+            stderr=complaints,
+            start_new_session=True,
+            text=True,
         )
         try:
             if child.wait(timeout=limit_s):
                 ending = f"ended with {child.returncode}"
         except subprocess.TimeoutExpired:
             ending = f"ended after its {limit_s:.0f} s"
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, 9)
-            child.wait()
+            _end(child)
+        except KeyboardInterrupt:
+            _end(child)
+            raise
         said.seek(0)
         complaints.seek(0)
         lines, last = said.read().splitlines(), complaints.read().strip().splitlines()[-12:]
@@ -147,6 +153,13 @@ def _in_child(part: "Part", left_s: float) -> tuple[list[dict[str, Any]], str]:
     if ending and last:
         ending += ": " + " | ".join(last)
     return found, ending
+
+
+def _end(child: "subprocess.Popen[str]") -> None:
+    """With whatever it has started itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _child(name: str) -> int:

@@ -14,6 +14,7 @@ from batchrun_kernels.triton.head_major import HeadMajor
 from batchrun_kernels.triton.linear_lse import empty_slices, linear_lse_launch
 from batchrun_kernels.triton.norm import add_rms_norm_launch
 from batchrun_kernels.triton.sample import Draws, sample_launch
+from batchrun_kernels.triton.write_kv import Rotation, rope_launch
 
 _EPS = 1e-5
 _TOP_K = 50
@@ -23,6 +24,7 @@ _CHECKED_TOKENS = 64
 def layer_workloads(size: Size, load: Load) -> Iterator[Workload]:
     for tokens in load.tokens:
         yield _write_kv(size, tokens)
+        yield _rope(size, tokens)
         yield _norm(size, tokens)
         yield _activation(size, tokens)
     yield _copy_blocks(size, load.swapped)
@@ -50,6 +52,30 @@ def _write_kv(size: Size, tokens: int) -> Workload:
         return Trial(lambda: layout.write(pool, key, key, slots), check)
 
     return Workload("write_kv", f"{tokens} tokens", 2 * tokens * size.token_bytes, 0, prepare)
+
+
+def _rope(size: Size, tokens: int) -> Workload:
+    """Of the queries."""
+    half = size.head_dim // 2
+
+    def prepare(device: torch.device) -> Trial:
+        x = _normal(tokens, size.heads, size.head_dim, size=size, device=device)
+        angles = 6 * torch.rand(tokens, half, device=device)
+        rotation = Rotation(angles.cos().to(size.dtype), angles.sin().to(size.dtype))
+        out = torch.empty_like(x)
+        launch = rope_launch(x, rotation, out)
+
+        def check() -> Checked:
+            launch.run()
+            cos, sin = (one.float()[:, None] for one in (rotation.cos, rotation.sin))
+            first, second = x.float().split(half, dim=-1)
+            expected = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+            return compared(out, expected, size.tolerance)
+
+        return Trial(launch.run, check)
+
+    moved = 2 * tokens * (size.heads * size.head_dim + half) * size.dtype.itemsize
+    return Workload("rope", f"{tokens} x {size.heads} heads of {size.head_dim}", moved, 0, prepare)
 
 
 def _norm(size: Size, tokens: int) -> Workload:
