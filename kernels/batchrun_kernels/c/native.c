@@ -148,9 +148,9 @@ void batchrun_gemm(const float *x, const float *packed, const float *bias, float
     CALL(gemm, x, packed, bias, y, m, n, k);
 }
 
-void batchrun_rms_norm(const float *x, float *residual, const float *weight, float eps, float *y, long m, long n)
+void batchrun_rms_norm(const float *x, const float *weight, float eps, float *y, long m, long n)
 {
-    CALL(rms_norm, x, residual, weight, eps, y, m, n);
+    CALL(rms_norm, x, weight, eps, y, m, n);
 }
 
 void batchrun_glu(const float *gate_up, float *y, long m, long n, int is_gelu)
