@@ -77,7 +77,7 @@ struct written {
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
-#define HAS_F16C
+#define INTRINSICS
 #define NAME(x) x##_avx2
 #include "float32.h"
 #include "tile.h"
@@ -97,7 +97,7 @@ struct written {
 #include "write.h"
 #undef NAME
 #undef COLUMN
-#undef HAS_F16C
+#undef INTRINSICS
 #pragma GCC pop_options
 #define HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
 #endif
