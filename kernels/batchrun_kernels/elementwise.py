@@ -15,29 +15,20 @@ def rms_norm(
     x: Tensor,  # float32 [..., n]
     weight: Tensor,  # float32 [n]
     eps: float,
-    residual: Tensor | None = None,  # float32 [..., n], contiguous
 ) -> Tensor:
-    """float32 [..., n]: x / sqrt(mean of squares + eps) * weight.
-
-    With a residual, x + residual takes the place of x and is left in `residual`.
-    """
+    """float32 [..., n]: x / sqrt(mean of squares + eps) * weight."""
     assert x.dtype == weight.dtype == torch.float32, f"{x.dtype}, {weight.dtype}"
     assert weight.shape == x.shape[-1:], f"a weight of {tuple(weight.shape)} for rows of {x.shape[-1]}"
     assert weight.is_contiguous(), "a weight is contiguous"
-    if residual is not None:
-        assert residual.dtype == torch.float32, residual.dtype
-        assert residual.shape == x.shape, f"{tuple(residual.shape)} to be added to {tuple(x.shape)}"
-        assert residual.is_contiguous(), "a residual is contiguous"
     x = x.contiguous()
     y = torch.empty_like(x)
-    at = None if residual is None else residual.data_ptr()
     rows, n = _rows(x)
-    native.needed().batchrun_rms_norm(x.data_ptr(), at, weight.data_ptr(), eps, y.data_ptr(), rows, n)
+    native.needed().batchrun_rms_norm(x.data_ptr(), weight.data_ptr(), eps, y.data_ptr(), rows, n)
     return y
 
 
 def reference_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The oracle: float64, without a residual."""
+    """The oracle: float64."""
     x = x.double()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.double()
 

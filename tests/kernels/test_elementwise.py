@@ -26,15 +26,6 @@ def test_rms_norm_equals_the_reference(library: ctypes.CDLL, n: int, scale: floa
     torch.testing.assert_close(elementwise.rms_norm(x, weight, 1e-6).double(), expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("n", [5, 64])
-def test_rms_norm_adds_to_the_residual_first(library: ctypes.CDLL, n: int) -> None:
-    x, residual, weight = rows(7, n), rows(7, n, seed=2), torch.full((n,), 0.5)
-    total = x + residual
-    got = elementwise.rms_norm(x, weight, 1e-5, residual)
-    assert torch.equal(residual, total)
-    assert torch.equal(got, elementwise.rms_norm(total, weight, 1e-5))
-
-
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("n", [1, 8, 13, 1536])
 def test_glu_equals_the_reference(library: ctypes.CDLL, activation: Activation, n: int) -> None:

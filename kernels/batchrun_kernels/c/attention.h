@@ -8,42 +8,48 @@
 /* Cache lines to fetch every four positions: 16 columns of each. */
 #define KV_LINES ((long)sizeof(COLUMN))
 
-/* acc and store of one product: c[rows][8 * vectors] = a[rows][n] b[n][8 * vectors]. */
-INLINE void NAME(scores_of)(const int rows, const int vectors, const float *a, long lda, const COLUMN *b, long ldb,
-                            long n, float *c, long ldc, const float *next)
-{
-    float8 acc[MAX_ROWS][2] = {0};
-    NAME(accumulate)(acc, rows, vectors, a, lda, b, ldb, n, next, KV_LINES);
-    NAME(store)(acc, rows, vectors, c, ldc);
-}
-
-#define FOR_ROWS(function, rows, vectors, ...)                                                                        \
+/* Calls the function with `rows` as a constant. */
+#define FOR_ROWS(function, rows, ...)                                                                                 \
     switch (rows) {                                                                                                   \
-    case 1: NAME(function)(1, vectors, __VA_ARGS__); break;                                                           \
-    case 2: NAME(function)(2, vectors, __VA_ARGS__); break;                                                           \
-    case 3: NAME(function)(3, vectors, __VA_ARGS__); break;                                                           \
-    case 4: NAME(function)(4, vectors, __VA_ARGS__); break;                                                           \
-    case 5: NAME(function)(5, vectors, __VA_ARGS__); break;                                                           \
-    default: NAME(function)(6, vectors, __VA_ARGS__); break;                                                          \
+    case 1: NAME(function)(1, __VA_ARGS__); break;                                                                    \
+    case 2: NAME(function)(2, __VA_ARGS__); break;                                                                    \
+    case 3: NAME(function)(3, __VA_ARGS__); break;                                                                    \
+    case 4: NAME(function)(4, __VA_ARGS__); break;                                                                    \
+    case 5: NAME(function)(5, __VA_ARGS__); break;                                                                    \
+    default: NAME(function)(6, __VA_ARGS__); break;                                                                   \
     }
 
-NOINLINE void NAME(scores)(int rows, const struct run *run, const float *q, const struct attend *a, float *c,
-                         const float *next)
+/* The scores of a tile's positions: c[rows][positions] = q[rows][key_dim] keys[key_dim][positions]. With `fetches`
+ * the values of the same positions are prefetched. */
+INLINE void NAME(scores_of)(const int rows, const struct run *run, int runs, const float *q, const struct attend *a,
+                            float *c, int fetches)
 {
-    const COLUMN *keys = run->keys;
-    if (run->length > 8) {
-        FOR_ROWS(scores_of, rows, 2, q, a->key_dim, keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
-    } else {
-        FOR_ROWS(scores_of, rows, 1, q, a->key_dim, keys, a->block_size, a->key_dim, c, SCORE_STRIDE, next)
+    for (int i = 0; i < runs; c += run[i++].length) {
+        const COLUMN *keys = run[i].keys;
+        const float *next = fetches ? run[i].values : 0;
+        float8 acc[MAX_ROWS][2] = {0};
+        if (run[i].length > 8) {
+            NAME(accumulate)(acc, rows, 2, q, a->key_dim, keys, a->block_size, a->key_dim, next, KV_LINES);
+            NAME(store)(acc, rows, 2, c, SCORE_STRIDE);
+        } else {
+            NAME(accumulate)(acc, rows, 1, q, a->key_dim, keys, a->block_size, a->key_dim, next, KV_LINES);
+            NAME(store)(acc, rows, 1, c, SCORE_STRIDE);
+        }
     }
 }
 
-/* out[rows][8 * vectors] += the weights of a tile's positions times their values, from column `column` on. */
+NOINLINE void NAME(scores)(int rows, const struct run *run, int runs, const float *q, const struct attend *a, float *c,
+                           int fetches)
+{
+    FOR_ROWS(scores_of, rows, run, runs, q, a, c, fetches)
+}
+
+/* out[rows][column ... column + 8 * vectors] += the weights of a tile's positions times their values. */
 INLINE void NAME(weighted)(const int rows, const int vectors, const struct run *run, int runs, const float *weights,
                            long value_dim, long column, float *out, int fetches)
 {
     float8 acc[MAX_ROWS][2];
-    NAME(load)(acc, rows, vectors, out, value_dim);
+    NAME(load)(acc, rows, vectors, out + column, value_dim);
     for (int i = 0; i < runs; i++) {
         /* The keys of the next tile come while the values of this one are read: a part with every 16 columns. */
         const COLUMN *values = run[i].values, *ahead = run[i].next;
@@ -52,17 +58,23 @@ INLINE void NAME(weighted)(const int rows, const int vectors, const struct run *
                          KV_LINES);
         weights += run[i].length;
     }
-    NAME(store)(acc, rows, vectors, out, value_dim);
+    NAME(store)(acc, rows, vectors, out + column, value_dim);
 }
 
-NOINLINE void NAME(weigh)(int rows, int vectors, const struct run *run, int runs, const float *weights, long value_dim,
-                        long column, float *out, int fetches)
+INLINE void NAME(weigh_rows)(const int rows, const struct run *run, int runs, const float *weights, long value_dim,
+                             float *out, int fetches)
 {
-    if (vectors > 1) {
-        FOR_ROWS(weighted, rows, 2, run, runs, weights, value_dim, column, out, fetches)
-    } else {
-        FOR_ROWS(weighted, rows, 1, run, runs, weights, value_dim, column, out, fetches)
-    }
+    long column = 0;
+    for (; column + WIDTH <= value_dim; column += WIDTH)
+        NAME(weighted)(rows, 2, run, runs, weights, value_dim, column, out, fetches);
+    if (column < value_dim)
+        NAME(weighted)(rows, 1, run, runs, weights, value_dim, column, out, fetches);
+}
+
+NOINLINE void NAME(weigh)(int rows, const struct run *run, int runs, const float *weights, long value_dim, float *out,
+                          int fetches)
+{
+    FOR_ROWS(weigh_rows, rows, run, runs, weights, value_dim, out, fetches)
 }
 
 /* The positions `from ... to` as runs of at most 16 in one block; how many there are. */
@@ -101,7 +113,7 @@ INLINE float NAME(masked)(float *scores, long width, long low, long high, float 
             s = softcap - softcap * 2 / (NAME(exp)(s * (2 / softcap)) + 1.0f);
         s = NAME(choose)((at >= (int)low) & (at < (int)high), s, zero - INFINITY);
         *(float8 *)(scores + t) = s;
-        largest = NAME(choose)(s > largest, s, largest);
+        largest = NAME(larger)(s, largest);
     }
     float most = largest[0];
     for (int lane = 1; lane < 8; lane++)
@@ -115,7 +127,7 @@ INLINE float NAME(largest_of)(const float *scores)
     float8 largest = *(const float8 *)scores;
     for (long t = 8; t < TILE; t += 8) {
         float8 s = *(const float8 *)(scores + t);
-        largest = NAME(choose)(s > largest, s, largest);
+        largest = NAME(larger)(s, largest);
     }
     float most = largest[0];
     for (int lane = 1; lane < 8; lane++)
@@ -171,12 +183,10 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
     for (long from = begin; from < end; from += TILE) {
         long to = from + TILE < end ? from + TILE : end;
         int runs = NAME(runs_of)(a, table, head, from, to, end, run);
-        for (int i = 0, at = 0; i < runs; at += run[i++].length)
-            for (int g = 0; g < groups; g++) {
-                int r = rows * g / groups, num = rows * (g + 1) / groups - r;
-                NAME(scores)(num, run + i, q + r * a->key_dim, a, scores + r * SCORE_STRIDE + at,
-                             g ? 0 : run[i].values);
-            }
+        for (int g = 0; g < groups; g++) {
+            int r = rows * g / groups, num = rows * (g + 1) / groups - r;
+            NAME(scores)(num, run, runs, q + r * a->key_dim, a, scores + r * SCORE_STRIDE, g == 0);
+        }
         for (int r = 0; r < rows; r++) {
             long position = start + (first + r) / group;
             long low = a->window > 0 && position - a->window + 1 > from ? position - a->window + 1 - from : 0;
@@ -188,9 +198,7 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
         }
         for (int g = 0; g < groups; g++) {
             int r = rows * g / groups, num = rows * (g + 1) / groups - r;
-            for (long column = 0; column < a->value_dim; column += WIDTH)
-                NAME(weigh)(num, column + 8 < a->value_dim ? 2 : 1, run, runs, scores + r * SCORE_STRIDE, a->value_dim,
-                            column, out + r * a->value_dim + column, g == 0);
+            NAME(weigh)(num, run, runs, scores + r * SCORE_STRIDE, a->value_dim, out + r * a->value_dim, g == 0);
         }
     }
     for (int r = 0; r < rows; r++) {

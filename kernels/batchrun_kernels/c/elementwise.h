@@ -1,8 +1,7 @@
 /* What a model does between its matrix products; every row by itself. */
 
-/* y[row] = x[row] / sqrt(mean of squares + eps) * weight; x, y [m][n]. With `residual` [m][n], x[row] + residual[row]
- * takes the place of x[row] and is written back to residual. */
-static void NAME(rms_norm)(const float *x, float *residual, const float *weight, float eps, float *y, long m, long n)
+/* y[row] = x[row] / sqrt(mean of squares + eps) * weight; x, y [m][n]. */
+static void NAME(rms_norm)(const float *x, const float *weight, float eps, float *y, long m, long n)
 {
 #pragma omp parallel for if (m * n > SMALL_ROWS)
     for (long row = 0; row < m; row++) {
@@ -10,15 +9,7 @@ static void NAME(rms_norm)(const float *x, float *residual, const float *weight,
         float8 squares = {0};
         float rest = 0;
         long i = 0;
-        if (residual) {
-            float *sum = residual + row * n;
-            for (; i + 8 <= n; i += 8)
-                *(float8 *)(sum + i) += *(const float8 *)(from + i);
-            for (; i < n; i++)
-                sum[i] += from[i];
-            from = sum;
-        }
-        for (i = 0; i + 8 <= n; i += 8) {
+        for (; i + 8 <= n; i += 8) {
             float8 some = *(const float8 *)(from + i);
             squares += some * some;
         }

@@ -3,14 +3,28 @@
 /* Where `mask` is all ones, a, else b. */
 INLINE float8 NAME(choose)(int8 mask, float8 a, float8 b)
 {
+#ifdef INTRINSICS
+    return _mm256_blendv_ps(b, a, (float8)mask);
+#else
     return (float8)((mask & (int8)a) | (~mask & (int8)b));
+#endif
+}
+
+/* The larger; b where either is NaN. */
+INLINE float8 NAME(larger)(float8 a, float8 b)
+{
+#ifdef INTRINSICS
+    return _mm256_max_ps(a, b);
+#else
+    return NAME(choose)(a > b, a, b);
+#endif
 }
 
 /* Of x up to 88. Below -87.3 it stays at the smallest normal float; NaN stays NaN. */
 INLINE float8 NAME(exp_of_small)(float8 x)
 {
     const float8 zero = {0}, round = zero + 12582912.0f;
-    x = NAME(choose)(x < -87.33654f, zero - 87.33654f, x);
+    x = NAME(larger)(zero - 87.33654f, x);
     /* x = power * ln 2 + rest; adding 1.5 * 2^23 leaves the rounded power in the low bits. */
     float8 shifted = x * 1.44269504f + round;
     float8 power = shifted - round;

@@ -4,7 +4,7 @@
 
 INLINE float8 NAME(wide)(const uint16_t *x)
 {
-#ifdef HAS_F16C
+#ifdef INTRINSICS
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x));
 #else
     /* The exponent's bias differs by 112, and a multiplication makes numbers of what has no exponent, too. */
@@ -18,7 +18,7 @@ INLINE float8 NAME(wide)(const uint16_t *x)
 INLINE uint16_t NAME(narrow)(float x)
 {
     x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
-#ifdef HAS_F16C
+#ifdef INTRINSICS
     return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
 #else
     float magnitude = fabsf(x), moved = magnitude + 0.5f;

@@ -77,7 +77,7 @@ struct written {
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
-#define HAS_F16C
+#define INTRINSICS
 #define NAME(x) x##_avx2
 #include "float32.h"
 #include "tile.h"
@@ -97,7 +97,7 @@ struct written {
 #include "write.h"
 #undef NAME
 #undef COLUMN
-#undef HAS_F16C
+#undef INTRINSICS
 #pragma GCC pop_options
 #define HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
 #endif
@@ -148,9 +148,9 @@ void batchrun_gemm(const float *x, const float *packed, const float *bias, float
     CALL(gemm, x, packed, bias, y, m, n, k);
 }
 
-void batchrun_rms_norm(const float *x, float *residual, const float *weight, float eps, float *y, long m, long n)
+void batchrun_rms_norm(const float *x, const float *weight, float eps, float *y, long m, long n)
 {
-    CALL(rms_norm, x, residual, weight, eps, y, m, n);
+    CALL(rms_norm, x, weight, eps, y, m, n);
 }
 
 void batchrun_glu(const float *gate_up, float *y, long m, long n, int is_gelu)
