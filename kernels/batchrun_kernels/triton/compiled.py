@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> None:
     os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
     targets = [name for name in arguments if name != "--json"] or list(_TARGETS)
     if "--json" not in arguments:
-        print(f"{'kernel':32}{'target':8}{'registers':>10}{'shared bytes':>14}{'spills':>8}  matrix instructions")
+        print(f"{'kernel':37}{'target':8}{'registers':>10}{'shared bytes':>14}{'spills':>8}  matrix instructions")
     for target in targets:
         for report in compile_target(target):  # type: ignore[arg-type]
             print(json.dumps(asdict(report)) if "--json" in arguments else _line(report), flush=True)
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> None:
 def _line(report: Compiled) -> str:
     matrix = ", ".join(f"{count} {name}" for name, count in report.matrix.items()) or "-"
     numbers = f"{report.registers:10}{report.shared_bytes:14}{report.spills:8}"
-    return f"{report.name:32}{report.target:8}{numbers}  {matrix}"
+    return f"{report.name:37}{report.target:8}{numbers}  {matrix}"
 
 
 if __name__ == "__main__":
