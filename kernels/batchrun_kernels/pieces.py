@@ -48,17 +48,27 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
+class Tiles:
+    """The rows of the segments, cut into tiles; the same in every step of the same segments."""
+
+    segment: Ints  # [num_tiles], the index of its segment
+    q_lo: Ints
+    q_len: Ints
+    is_wide: Bools
+    piece_len: Ints  # keys
+    ranges: Ints  # [2 * num_tiles], first row, end, first row ...
+
+
+@dataclass(frozen=True, slots=True)
 class Items:
     """Columns of the items, in the order of their segments, tiles and pieces."""
 
-    sequence: Ints  # [num_items]
-    q_lo: Ints
-    q_len: Ints
+    tile: Ints  # [num_items], the index of its tile
+    piece: Ints  # of those of its tile, from 0
     kv_lo: Ints
     kv_hi: Ints
     slot: Ints  # -1: final
-    is_wide: Bools
-    is_last: Bools  # holds its sequence's last key
+    num_pieces: Ints  # [num_tiles]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,49 +89,59 @@ def balanced_piece(kv_lens: tuple[int, ...], kv_heads: int, num_programs: int) -
     return max(256, -(-share // 64) * 64)
 
 
-def cut(
-    segments: Segments,
-    positions: Ints,  # [num_tokens]
-    rules: Rules,
-) -> Items:
-    """Every (row, position it may see) of the segments, once; what the masks hide from a whole tile is left out."""
+def tiles_of(segments: Segments, rules: Rules) -> Tiles:
+    """Few rows stay together in a narrow tile; others are cut into wide ones, of which the last may be narrow."""
     is_narrow = segments.q_len * rules.group <= rules.narrow_rows
     tile_len = rules.wide_rows // rules.group
-    num_tiles = np.where(is_narrow, 1, -(-segments.q_len // tile_len))
-    of, number = _expand(num_tiles)
+    of, number = _expand(np.where(is_narrow, 1, -(-segments.q_len // tile_len)))
     q_lo = segments.q_lo[of] + number * tile_len
     q_len = np.minimum(tile_len, segments.q_lo[of] + segments.q_len[of] - q_lo)
     q_len = np.where(is_narrow[of], segments.q_len[of], q_len)
-    ranges = borders(q_lo, q_lo + q_len)
-    kv_hi = np.minimum(segments.kv_hi[of], np.maximum.reduceat(np.append(positions, 0), ranges)[::2] + 1)
-    kv_lo = segments.kv_lo[of]
-    if rules.window is not None:
-        oldest = np.minimum.reduceat(np.append(positions, 0), ranges)[::2]
-        kv_lo = np.maximum(kv_lo, oldest - rules.window + 1)
     is_wide = q_len * rules.group > rules.narrow_rows
-    length = np.where(is_wide, rules.wide_piece, rules.narrow_piece)
-    num_pieces = np.where(kv_hi > kv_lo, (kv_hi - 1) // length - kv_lo // length + 1, 0)
-    tile, piece = _expand(num_pieces)
-    start = (kv_lo[tile] // length[tile] + piece) * length[tile]
-    is_last = (segments.is_leaf[of] & (kv_hi == segments.kv_hi[of]))[tile] & (piece == num_pieces[tile] - 1)
-    q_lo, q_len = q_lo[tile], q_len[tile]
+    piece_len = np.where(is_wide, rules.wide_piece, rules.narrow_piece)
+    return Tiles(of, q_lo, q_len, is_wide, piece_len, borders(q_lo, q_lo + q_len))
+
+
+def cut(
+    segments: Segments,
+    tiles: Tiles,
+    positions: Ints,  # [num_tokens]
+    rules: Rules,
+    last: Items | None = None,
+) -> Items:
+    """Every (row, position it may see) of the segments, once; what the masks hide from a whole tile is left out.
+
+    `last` are the items of the same tiles in the step before: where they are as many, only their borders move.
+    """
+    bounded = np.append(positions, 0)
+    kv_hi = np.minimum(segments.kv_hi[tiles.segment], np.maximum.reduceat(bounded, tiles.ranges)[::2] + 1)
+    kv_lo = segments.kv_lo[tiles.segment]
+    if rules.window is not None:
+        kv_lo = np.maximum(kv_lo, np.minimum.reduceat(bounded, tiles.ranges)[::2] - rules.window + 1)
+    first = kv_lo // tiles.piece_len
+    num_pieces = np.where(kv_hi > kv_lo, (kv_hi - 1) // tiles.piece_len - first + 1, 0)
+    if last is not None and np.array_equal(num_pieces, last.num_pieces):
+        tile, piece, slot = last.tile, last.piece, last.slot
+    else:
+        tile, piece = _expand(num_pieces)
+        slot = _slots(tiles.q_lo[tile], tiles.q_len[tile], len(positions))
+    length = tiles.piece_len[tile]
+    start = (first[tile] + piece) * length
     return Items(
-        sequence=segments.sequence[of[tile]],
-        q_lo=q_lo,
-        q_len=q_len,
+        tile=tile,
+        piece=piece,
         kv_lo=np.maximum(kv_lo[tile], start),
-        kv_hi=np.minimum(kv_hi[tile], start + length[tile]),
-        slot=_slots(q_lo, q_len, len(positions)),
-        is_wide=is_wide[tile],
-        is_last=is_last,
+        kv_hi=np.minimum(kv_hi[tile], start + length),
+        slot=slot,
+        num_pieces=num_pieces,
     )
 
 
-def merges_of(items: Items) -> Merges:
+def merges_of(items: Items, tiles: Tiles) -> Merges:
     """In each row, the partials in the order of the items."""
-    partial = items.slot >= 0
-    of, number = _expand(items.q_len[partial])
-    rows = items.q_lo[partial][of] + number
+    partial = items.tile[items.slot >= 0]
+    of, number = _expand(tiles.q_len[partial])
+    rows = tiles.q_lo[partial][of] + number
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=-1))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchrun_kernels.contract import Work
-from batchrun_kernels.pieces import Items, Merges, Rules, Segments, borders, cut, merges_of
+from batchrun_kernels.pieces import Items, Merges, Rules, Segments, Tiles, borders, cut, merges_of, tiles_of
 
 Ints = NDArray[np.int64]
 Ids = NDArray[np.int32]
@@ -49,6 +49,7 @@ class _Step:
     kv_lens: Ints
     table: Ids
     segments: Segments
+    tiles: Tiles
     items: Items
     merges: Merges
 
@@ -75,14 +76,16 @@ class Planner:
         last = self._last
         if last is not None and _goes_on(last, q_lens, kv_lens, table, self.rules.block_size):
             segments = replace(last.segments, kv_hi=last.segments.kv_hi + last.segments.is_leaf)
-            items = None if self.rules.window is not None else _grown(last.items, self.rules)
+            tiles, before = last.tiles, last.items
         else:
-            segments, items = _segments(q_lens, kv_lens, table, self.rules), None
-        if items is None:
-            items = cut(segments, positions, self.rules)
-        merges = last.merges if last is not None and _writes_alike(items, last.items) else merges_of(items)
-        self._last = _Step(q_lens, kv_lens, table.copy(), segments, items, merges)
-        return _worklist(items, merges, positions, kv_lens, table, self.rules)
+            segments = _segments(q_lens, kv_lens, table, self.rules)
+            tiles, before = tiles_of(segments, self.rules), None
+        items = cut(segments, tiles, positions, self.rules, before)
+        # The same array of slots: the same partials for the same rows.
+        is_merged_alike = last is not None and items.slot is last.items.slot
+        merges = last.merges if last is not None and is_merged_alike else merges_of(items, tiles)
+        self._last = _Step(q_lens, kv_lens, table.copy(), segments, tiles, items, merges)
+        return _worklist(self._last, positions, self.rules)
 
 
 def _positions(q_lens: Ints, kv_lens: Ints) -> Ints:
@@ -99,27 +102,8 @@ def _goes_on(last: _Step, q_lens: Ints, kv_lens: Ints, table: Ids, block_size: i
     if not np.array_equal(kv_lens, last.kv_lens + 1):
         return False
     width = min(table.shape[1], last.table.shape[1])
-    used = -(-last.kv_lens // block_size)
-    same = table[:, :width] == last.table[:, :width]
-    return bool((same | (np.arange(width) >= used[:, None])).all())
-
-
-def _writes_alike(items: Items, other: Items) -> bool:
-    """Whether both leave the same partials for the same rows, so that they are merged in the same way."""
-    return (
-        np.array_equal(items.slot, other.slot)
-        and np.array_equal(items.q_lo, other.q_lo)
-        and np.array_equal(items.q_len, other.q_len)
-    )
-
-
-def _grown(items: Items, rules: Rules) -> Items | None:
-    """The items of a decode step with one token more in each last piece; None where a piece becomes full."""
-    kv_hi = items.kv_hi + items.is_last
-    lengths = np.where(items.is_wide, rules.wide_piece, rules.narrow_piece)
-    if (kv_hi > (items.kv_lo // lengths + 1) * lengths).any():
-        return None
-    return replace(items, kv_hi=kv_hi)
+    sequence, block = np.nonzero(table[:, :width] != last.table[:, :width])
+    return bool((block >= -(-last.kv_lens[sequence] // block_size)).all())
 
 
 def _segments(q_lens: Ints, kv_lens: Ints, table: Ids, rules: Rules) -> Segments:
@@ -172,24 +156,19 @@ def _shared_lens(contexts: Ints, table: Ids, rules: Rules) -> Ints:
     return np.append(np.minimum(num_equal, most) * rules.block_size, 0)
 
 
-def _worklist(
-    items: Items,
-    merges: Merges,
-    positions: Ints,
-    kv_lens: Ints,
-    table: Ids,
-    rules: Rules,
-) -> Worklist:
-    num_blocks = -(-kv_lens // rules.block_size)
+def _worklist(step: _Step, positions: Ints, rules: Rules) -> Worklist:
+    items, tiles, table = step.items, step.tiles, step.table
+    num_blocks = -(-step.kv_lens // rules.block_size)
     offsets = np.cumsum(num_blocks) - num_blocks
-    columns = (items.q_lo, items.q_len, offsets[items.sequence], items.kv_lo, items.kv_hi, items.slot)
     longest_first = np.argsort(items.kv_lo - items.kv_hi, kind="stable")
-    listed = np.empty((len(longest_first), len(columns)), np.int32)
-    for number, column in enumerate(columns):
-        listed[:, number] = column[longest_first]
-    is_narrow = listed[:, Q_LEN] * rules.group <= rules.narrow_rows
+    tile = items.tile[longest_first]
+    listed = np.empty((len(tile), 6), np.int32)
+    listed[:, Q_LO], listed[:, Q_LEN] = tiles.q_lo[tile], tiles.q_len[tile]
+    listed[:, OFFSET] = offsets[step.segments.sequence[tiles.segment[tile]]]
+    listed[:, KV_LO], listed[:, KV_HI] = items.kv_lo[longest_first], items.kv_hi[longest_first]
+    listed[:, SLOT] = items.slot[longest_first]
+    is_wide = tiles.is_wide[tile]
     block_ids = table[np.arange(table.shape[1]) < num_blocks[:, None]]
     assert len(block_ids) == num_blocks.sum(), "the table is narrower than a sequence is long"
-    return Worklist(
-        listed[~is_narrow], listed[is_narrow], block_ids, positions.astype(np.int32), merges, len(merges.slots)
-    )
+    merges = step.merges
+    return Worklist(listed[is_wide], listed[~is_wide], block_ids, positions.astype(np.int32), merges, len(merges.slots))
