@@ -68,7 +68,7 @@ def _rope(size: Size, tokens: int) -> Workload:
         def check() -> Checked:
             launch.run()
             cos, sin = (one.float()[:, None] for one in (rotation.cos, rotation.sin))
-            first, second = x.float().split(half, dim=-1)
+            first, second = x.float().chunk(2, dim=-1)
             expected = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
             return compared(out, expected, size.tolerance)
 
