@@ -15,7 +15,7 @@ import torch  # noqa: F401  (loads the libgomp that the library is to share)
 # Where the package's build puts the library.
 FOLDER = Path(__file__).parent
 # Equal to VERSION in c/native.c.
-_VERSION = 2
+_VERSION = 3
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "batchrun_portable": [_INT],

@@ -13,7 +13,7 @@
 #endif
 
 /* Counts up whenever a function's arguments change, so that an old library is never called with new ones. */
-#define VERSION 2
+#define VERSION 3
 
 /* Multiply-adds that are not worth waking a thread for. */
 #define SMALL_WORK (1L << 16)
