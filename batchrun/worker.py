@@ -1,7 +1,8 @@
 """Feeds an engine from the plan and commits what it finishes: where the job side and the engine side meet.
 
-A loop of four steps: keep enough rows waiting, run a step, take in what finished, commit when it is time. Rows of
-the next unit enter while the last ones of a unit still run, so the batch never drains at a border.
+A loop of four steps: keep enough rows waiting, run a step, take in what finished, commit when it is time: finished
+rows as a part, the tokens of unfinished ones beside. Rows of the next unit enter while the last ones of a unit still
+run, so the batch never drains at a border.
 """
 
 import time
@@ -106,7 +107,7 @@ class Worker:
                 self._take(completion)
             now = self._clock()
             if now - committed >= self._pace.checkpoint_every_s:
-                self._commit()
+                self._save()
                 committed = now
             if now - shown >= _PROGRESS_EVERY_S:
                 self._show(plan, now - began)

@@ -8,7 +8,9 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from tests.run.conftest import EchoJob
+from batchrun.store import partial
+from batchrun.store.layout import Layout
+from tests.run.conftest import EchoJob, echo_text
 
 SLOW = ("--max-num-seqs", "4", "--max-tokens", "60", "--checkpoint-every", "0.1s", "--progress", "none")
 
@@ -85,6 +87,21 @@ def test_sigterm_saves_and_exits_75_and_resume_needs_only_the_output(echo_job):
     resumed = job.call("resume", str(job.out), "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert len(job.rows()) == 3000
+
+
+def test_a_kill_loses_no_token_of_before_the_last_checkpoint(echo_job):
+    """Unfinished rows go on from what they had, though nobody could say goodbye."""
+    job = echo_job(3000)
+    at, process = Layout(job.out), job.start("submit", *SLOW)
+    while process.poll() is None and not at.partial.exists():
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    kept = partial.load(at)
+    assert kept
+    assert all(kept.values())
+    assert job.call("submit", *SLOW).returncode == 0
+    assert [row["text"] for row in job.rows()] == [echo_text(prompt, 60) for prompt in job.prompts]
 
 
 def test_sigint_exits_130(echo_job):
