@@ -82,16 +82,17 @@ def pack(
     columns = (ids, positions, slots, sampled, copies[:, 0], copies[:, 1], pending, np.array(sources, np.int64))
     buffer = to_device(np.concatenate(columns, dtype=np.int64), device)
     views = torch.split(buffer, [len(column) for column in columns])
+    input_ids, token_positions, token_slots, samples, copy_sources, copy_targets, pending_at, pending_from = views
     if last is not None and len(pending):
         # What is no token ends its row when the host sees it; until then it only must not be looked up.
-        views[0][views[6]] = last.tokens[views[7]].clamp(min=0)
+        input_ids[pending_at] = last.tokens[pending_from].clamp(min=0)
     return ForwardBatch(
-        input_ids=views[0][None],
-        positions=views[1][None],
-        slots=views[2],
-        sampled=views[3],
-        copy_sources=views[4],
-        copy_targets=views[5],
+        input_ids=input_ids[None],
+        positions=token_positions[None],
+        slots=token_slots,
+        sampled=samples,
+        copy_sources=copy_sources,
+        copy_targets=copy_targets,
         buffer=buffer,
         work=Work(
             q_lens=tuple(q_lens.tolist()),
