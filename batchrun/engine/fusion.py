@@ -5,14 +5,16 @@ model back as it was, to the bit.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from batchrun.engine.fused import FusedEmbedding, FusedGlu, FusedLinear, FusedNorm, joined_bias
+from batchrun.engine.fused_layer import FusedLayer, LayerParts
 from batchrun.engine.fused_rotary import fuse_rotary
 from batchrun.engine.probe import Linear, probe_embedding, probe_glu, probe_linear, probe_norm
+from batchrun.engine.probe_layer import Known, probe_layer
 from batchrun_kernels.layers import LayerKernels, Weight
 
 
@@ -90,13 +92,20 @@ def fuse(model: nn.Module, kernels: LayerKernels) -> Fusion:
     fusion = Fusion(model, kernels)
     modules = list(model.modules())
     found = {id(module): linear for module in modules if (linear := probe_linear(module)) is not None}
+    norms = {
+        id(module): FusedNorm(norm.weight, norm.eps, kernels)
+        for module in modules
+        if id(module) not in found and (norm := probe_norm(module)) is not None
+    }
     factors = {id(module): factor for module in modules if (factor := probe_embedding(module)) is not None}
     shared = _owners(modules)
     linears = {name: one for name, one in found.items() if _can_be_packed(one, shared, found, factors)}
-    places: dict[int, nn.Module] = {}
+    alone = {name: one for name, one in linears.items() if len(shared[id(one.parameter)]) == 1}
+    layers = _layers(modules, Known(alone, norms), kernels)
+    places: dict[int, nn.Module] = dict(norms)
     for module in modules:
         own = {name: linears[id(child)] for name, child in module.named_children() if id(child) in linears}
-        is_alone = all(len(shared[id(linear.parameter)]) == 1 for linear in own.values())
+        is_alone = all(id(child) in alone for child in module.children() if id(child) in linears)
         if own and is_alone and (glu := probe_glu(module, own)) is not None:
             *gates_and_ups, last = glu.inner
             gate_up = fusion.pack([own[name] for name in gates_and_ups])
@@ -104,14 +113,24 @@ def fuse(model: nn.Module, kernels: LayerKernels) -> Fusion:
             places[id(module)] = FusedGlu(gate_up, down, glu.activation, kernels)
             for child in module.children():
                 linears.pop(id(child), None)
+    for layer, parts in layers:
+        qkv = fusion.pack([linears.pop(id(module)) for module in parts.qkv])
+        out = fusion.pack([linears.pop(id(parts.out))]) if kernels.packs_all else parts.out
+        mlp = places.get(id(parts.mlp), parts.mlp)
+        places[id(layer)] = FusedLayer(replace(parts, qkv=(qkv,), out=out, mlp=mlp), kernels)
     for module in modules:
         if kernels.packs_all and id(module) in linears:
             _pack_with_owners(fusion, linears[id(module)], shared, factors, places)
-        elif (norm := probe_norm(module)) is not None:
-            places[id(module)] = FusedNorm(norm.weight, norm.eps, kernels)
     fusion.put(places)
     fusion.turn()
     return fusion
+
+
+def _layers(modules: list[nn.Module], known: Known, kernels: LayerKernels) -> list[tuple[nn.Module, LayerParts]]:
+    """What is known to be a decoder layer, and its parts; a layer stands in a list of them."""
+    members = [member for module in modules if isinstance(module, nn.ModuleList) for member in module]
+    found = [(member, probe_layer(member, known, kernels)) for member in members]
+    return [(member, parts) for member, parts in found if parts is not None]
 
 
 def _owners(modules: list[nn.Module]) -> dict[int, list[nn.Module]]:

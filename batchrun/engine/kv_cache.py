@@ -35,8 +35,10 @@ class PagedLayer:
         """Whether these are in the pool now; False: others are, or they are not one for each of the step's tokens."""
         if self._stored is not None:
             return self._stored[0]() is key and self._stored[1]() is value
-        if not self._cache.write(self._layer_idx, key, value):
+        num_tokens = self._cache.num_tokens
+        if (key.shape[0], key.shape[2]) != (1, num_tokens) or value.shape[:3] != key.shape[:3]:
             return False
+        self._cache.write(self._layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
         # Weak, since the tensors know this object.
         self._stored = ref(key), ref(value)
         return True
@@ -85,6 +87,12 @@ class KVCache:
         """Bytes of one block in all layers that have been allocated."""
         return sum(layer.block_bytes(self.block_size, self._place.dtype) for layer in self.layers.values())
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step, padding included."""
+        assert self._step is not None, "no step has begun"
+        return len(self._step.slots)
+
     def begin(self, step: ForwardBatch, plan: Any) -> None:
         """All layers' `update`s up to the next `begin` belong to this step; `plan` is the attention's for it."""
         self._step = step
@@ -112,21 +120,18 @@ class KVCache:
     def write(
         self,
         layer_idx: int,
-        key: Tensor,  # [1, kv_heads, num_tokens, key_dim]
-        value: Tensor,  # [1, kv_heads, num_tokens, value_dim]
-    ) -> bool:
-        """Writes the step's keys and values, then does its slot copies; False, and nothing, if they are not of it."""
+        key: Tensor,  # [num_tokens, kv_heads, key_dim]
+        value: Tensor,  # [num_tokens, kv_heads, value_dim]
+    ) -> None:
+        """Writes the step's keys and values, then does its slot copies."""
         step = self._step
         assert step is not None, "write before begin"
-        if (key.shape[0], key.shape[2]) != (1, len(step.slots)) or value.shape[:3] != key.shape[:3]:
-            return False
         if layer_idx not in self.pools:
-            self.allocate(layer_idx, KVLayer(key.shape[1], key.shape[-1], value.shape[-1]))
+            self.allocate(layer_idx, KVLayer(key.shape[1], key.shape[2], value.shape[2]))
         pool, layout = self.pools[layer_idx], self.attention.layout
-        layout.write(pool, key[0].transpose(0, 1), value[0].transpose(0, 1), step.slots)
+        layout.write(pool, key, value, step.slots)
         if len(step.copy_sources):
             layout.copy_slots(pool, step.copy_sources, step.copy_targets)
-        return True
 
     def attend(
         self,

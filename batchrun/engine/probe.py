@@ -60,7 +60,7 @@ def probe_linear(module: nn.Module) -> Linear | None:
         if bias is not None and bias.shape != found.weight.shape[:1]:
             continue
         inputs = _inputs(weight, found.weight.shape[1])
-        if all(_equals(_output(module, x), linear(x, found.weight, bias)) for x in inputs):
+        if all(equals(_output(module, x), linear(x, found.weight, bias)) for x in inputs):
             return found
     return None
 
@@ -91,7 +91,7 @@ def probe_norm(module: nn.Module) -> Norm | None:
     inputs = [x * scale + scale for x in _inputs(weight, len(weight)) for scale in (1e-3, 1.0)]
     for eps in [value for value in vars(module).values() if isinstance(value, float)]:
         for scaled in (weight.float(), weight.float() + 1):
-            if all(_equals(_output(module, x), reference_rms_norm(x, scaled, eps)) for x in inputs):
+            if all(equals(_output(module, x), reference_rms_norm(x, scaled, eps)) for x in inputs):
                 return Norm(scaled, eps)
     return None
 
@@ -99,7 +99,7 @@ def probe_norm(module: nn.Module) -> Norm | None:
 def probe_glu(module: nn.Module, linears: dict[str, Linear]) -> Glu | None:
     """`linears`: the children that are linear, by name; all children with parameters must be among them."""
     with_parameters = {name for name, child in module.named_children() if any(True for _ in child.parameters())}
-    if with_parameters != set(linears) or any(True for _ in module.parameters(recurse=False)) or _has_hooks(module):
+    if with_parameters != set(linears) or any(True for _ in module.parameters(recurse=False)) or has_hooks(module):
         return None
     for order in permutations(linears):
         weights = [linears[name].weight for name in order]
@@ -111,7 +111,7 @@ def probe_glu(module: nn.Module, linears: dict[str, Linear]) -> Glu | None:
             continue
         inputs = _inputs(weights[0], weights[0].shape[1])
         for candidate in [Glu(order, activation) for activation in _ACTIVATIONS]:
-            if all(_equals(_output(module, x), _glu(candidate, linears, x)) for x in inputs):
+            if all(equals(_output(module, x), _glu(candidate, linears, x)) for x in inputs):
                 return candidate
     return None
 
@@ -127,10 +127,11 @@ def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """A leaf's parameters; none of a module that is not one, or whose calls others listen to."""
     parameters = dict(module.named_parameters(recurse=False))
     plain = all(one.dtype in _TOLERANCES for one in parameters.values())
-    return parameters if plain and not any(True for _ in module.children()) and not _has_hooks(module) else {}
+    return parameters if plain and not any(True for _ in module.children()) and not has_hooks(module) else {}
 
 
-def _has_hooks(module: Any) -> bool:
+def has_hooks(module: Any) -> bool:
+    """Whether others listen to calls of the module."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -152,7 +153,8 @@ def _output(module: nn.Module, x: Tensor) -> Tensor | None:
     return out
 
 
-def _equals(found: Tensor | None, expected: Tensor) -> bool:
+def equals(found: Tensor | None, expected: Tensor) -> bool:
+    """Whether the two differ by no more than sums of another order do."""
     if found is None or found.shape != expected.shape:
         return False
     error, largest = (found.double() - expected.double()).abs().max(), expected.double().abs().max()

@@ -23,7 +23,27 @@ def rms_norm(
     x = x.contiguous()
     y = torch.empty_like(x)
     rows, n = _rows(x)
-    native.needed().batchrun_rms_norm(x.data_ptr(), weight.data_ptr(), eps, y.data_ptr(), rows, n)
+    native.needed().batchrun_rms_norm(x.data_ptr(), None, weight.data_ptr(), eps, y.data_ptr(), rows, n)
+    return y
+
+
+def add_rms_norm(
+    x: Tensor,  # float32 [..., n]
+    total: Tensor,  # float32 [..., n], contiguous; becomes total + x
+    weight: Tensor,  # float32 [n]
+    eps: float,
+) -> Tensor:
+    """float32 [..., n]: `rms_norm` of the new total."""
+    assert x.dtype == total.dtype == weight.dtype == torch.float32, f"{x.dtype}, {total.dtype}, {weight.dtype}"
+    assert x.shape == total.shape, f"{tuple(x.shape)} added to {tuple(total.shape)}"
+    assert weight.shape == x.shape[-1:], f"a weight of {tuple(weight.shape)} for rows of {x.shape[-1]}"
+    assert weight.is_contiguous(), "a weight is contiguous"
+    assert total.is_contiguous(), "the total is contiguous"
+    x = x.contiguous()
+    y = torch.empty_like(total)
+    rows, n = _rows(x)
+    arguments = x.data_ptr(), total.data_ptr(), weight.data_ptr(), eps, y.data_ptr(), rows, n
+    native.needed().batchrun_rms_norm(*arguments)
     return y
 
 
@@ -60,14 +80,19 @@ def activated(gate: Tensor, activation: Activation) -> Tensor:
 
 def rope(
     x: Tensor,  # float32 [num_tokens, heads, dim], any strides but the last
-    cos: Tensor,  # float32 [num_tokens, dim]
-    sin: Tensor,  # float32 [num_tokens, dim]
+    cos: Tensor,  # float32 [num_tokens, turned], turned even and at most dim
+    sin: Tensor,  # float32 [num_tokens, turned]
 ) -> Tensor:
-    """float32 [num_tokens, heads, dim], contiguous: x * cos + rotate_half(x) * sin, the halves of a head as pairs."""
+    """float32 [num_tokens, heads, dim], contiguous: x * cos + rotate_half(x) * sin, the halves of a head as pairs.
+
+    Of a head only the first `turned` numbers are turned; the others stay.
+    """
     num_tokens, heads, dim = x.shape
     assert x.dtype == cos.dtype == sin.dtype == torch.float32, f"{x.dtype}, {cos.dtype}, {sin.dtype}"
-    assert cos.shape == sin.shape == (num_tokens, dim), f"angles {tuple(cos.shape)} for {tuple(x.shape)}"
-    assert dim % 2 == 0, f"a head of {dim} has no halves"
+    turned = cos.shape[-1]
+    assert cos.shape == sin.shape == (num_tokens, turned), f"angles {tuple(cos.shape)} for {tuple(x.shape)}"
+    assert turned <= dim, f"angles {tuple(cos.shape)} for {tuple(x.shape)}"
+    assert turned % 2 == 0, f"{turned} numbers of a head have no halves"
     x = x if x.stride(2) == 1 else x.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()
     y = x.new_empty(num_tokens, heads, dim)
@@ -81,14 +106,16 @@ def rope(
         num_tokens,
         heads,
         dim,
+        turned,
     )
     return y
 
 
 def reference_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The oracle, in the dtype it is given; `cos` and `sin` fit x by broadcasting."""
+    """The oracle, in the dtype it is given; `cos` and `sin` fit the first part of x by broadcasting."""
+    x, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-high, low), dim=-1) * sin
+    return torch.cat((x * cos + torch.cat((-high, low), dim=-1) * sin, rest), dim=-1)
 
 
 def _rows(x: Tensor) -> tuple[int, int]:

@@ -68,6 +68,8 @@ class LayerKernels:
 
     name: str
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]  # x [..., n], weight [n], eps -> [..., n]
+    # x [..., n], total [..., n], weight [n], eps -> [..., n]; the total becomes total + x.
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     glu: Callable[[Tensor, Activation], Tensor]  # gates and ups [..., 2n] -> [..., n]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]  # x [num_tokens, heads, dim], cos and sin [num_tokens, dim]
     pack: Callable[[Tensor], Weight]  # [num_outputs, k]
@@ -77,8 +79,15 @@ class LayerKernels:
 def layer_kernels(device: torch.device, dtype: torch.dtype) -> LayerKernels | None:
     """None: torch's own operations are all there is."""
     if device.type == "cpu" and dtype == torch.float32 and native.find() is not None:
-        rms_norm, glu, rope = elementwise.rms_norm, elementwise.glu, elementwise.rope
-        return LayerKernels("c", rms_norm, glu, rope, PackedWeight.pack, packs_all=True)
+        return LayerKernels(
+            "c",
+            elementwise.rms_norm,
+            elementwise.add_rms_norm,
+            elementwise.glu,
+            elementwise.rope,
+            PackedWeight.pack,
+            packs_all=True,
+        )
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         return triton_kernels()
     return None
@@ -88,4 +97,5 @@ def triton_kernels() -> LayerKernels:
     """For a GPU; on CPU tensors under Triton's interpreter. Imports Triton."""
     from batchrun_kernels.triton import elementwise as on_gpu
 
-    return LayerKernels("triton", on_gpu.rms_norm, on_gpu.glu, on_gpu.rope, PlainWeight, packs_all=False)
+    norms = on_gpu.rms_norm, on_gpu.add_rms_norm
+    return LayerKernels("triton", *norms, on_gpu.glu, on_gpu.rope, PlainWeight, packs_all=False)

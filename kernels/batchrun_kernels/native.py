@@ -15,18 +15,18 @@ import torch  # noqa: F401  (loads the libgomp that the library is to share)
 # Where the package's build puts the library.
 FOLDER = Path(__file__).parent
 # Equal to VERSION in c/native.c.
-_VERSION = 3
+_VERSION = 4
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "batchrun_portable": [_INT],
     "batchrun_gemm": [_POINTER] * 4 + [_LONG] * 3,
-    "batchrun_rms_norm": [_POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG],
+    "batchrun_rms_norm": [_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG],
     "batchrun_glu": [_POINTER, _POINTER, _LONG, _LONG, _INT],
     "batchrun_attend": [_POINTER, _INT],
     "batchrun_write": [_POINTER, _INT],
     "batchrun_read": [_POINTER, _LONG],
     "batchrun_multiply_add": [_LONG],
-    "batchrun_rope": [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG],
+    "batchrun_rope": [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG],
 }
 
 

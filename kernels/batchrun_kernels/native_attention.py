@@ -31,6 +31,7 @@ class _Arguments(ctypes.Structure):
         ("q_lens", ctypes.c_void_p),
         ("kv_lens", ctypes.c_void_p),
         ("table", ctypes.c_void_p),
+        ("q_token", ctypes.c_long),
         ("items", ctypes.c_long),
         ("table_width", ctypes.c_long),
         ("heads", ctypes.c_long),
@@ -172,7 +173,7 @@ class NativeAttention:
         assert num_tokens >= plan.num_tokens, f"{num_tokens} rows of {plan.num_tokens} tokens"
         assert block_size == plan.block_size, f"blocks of {block_size}, planned for {plan.block_size}"
         assert num_heads % kv_heads == 0, f"{num_heads} heads for {kv_heads} kv heads"
-        q = q.contiguous()
+        q = q if q.stride()[1:] == (key_dim, 1) else q.contiguous()
         sinks = None if mask.sinks is None else mask.sinks.float().contiguous()
         assert sinks is None or sinks.shape == (num_heads,), f"{mask.sinks} for {num_heads} heads"
         out = q.new_empty(num_tokens, num_heads, value_dim)
@@ -187,6 +188,7 @@ class NativeAttention:
             q_lens=plan.q_lens.data_ptr(),
             kv_lens=plan.kv_lens.data_ptr(),
             table=plan.block_table.data_ptr(),
+            q_token=q.stride(0),
             items=len(plan.q_lens),
             table_width=plan.block_table.shape[1],
             heads=num_heads,

@@ -26,6 +26,15 @@ def test_rms_norm_equals_the_reference(library: ctypes.CDLL, n: int, scale: floa
     torch.testing.assert_close(elementwise.rms_norm(x, weight, 1e-6).double(), expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("n", [1, 7, 8, 63, 576])
+def test_add_rms_norm_is_an_addition_and_a_norm(library: ctypes.CDLL, n: int) -> None:
+    x, total, weight = rows(41, n), rows(41, n, seed=2), rows(1, n, seed=1)[0]
+    added = total + x
+    got = elementwise.add_rms_norm(x, total, weight, 1e-6)
+    assert torch.equal(total, added)
+    assert torch.equal(got, elementwise.rms_norm(added, weight, 1e-6))
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("n", [1, 8, 13, 1536])
 def test_glu_equals_the_reference(library: ctypes.CDLL, activation: Activation, n: int) -> None:
@@ -44,11 +53,11 @@ def test_glu_of_extreme_gates_is_finite_and_of_nan_is_nan(library: ctypes.CDLL, 
     assert got[7].isnan()
 
 
-@pytest.mark.parametrize(("heads", "dim"), [(1, 2), (3, 6), (9, 64)])
-def test_rope_equals_the_reference_on_strided_heads(library: ctypes.CDLL, heads: int, dim: int) -> None:
+@pytest.mark.parametrize(("heads", "dim", "turned"), [(1, 2, 2), (3, 6, 6), (3, 7, 4), (9, 64, 64), (9, 64, 32)])
+def test_rope_equals_the_reference_on_strided_heads(library: ctypes.CDLL, heads: int, dim: int, turned: int) -> None:
     tokens = 37
     x = rows(heads, tokens * dim).view(heads, tokens, dim).transpose(0, 1)
-    cos, sin = rows(tokens, dim, seed=3), rows(tokens, dim, seed=4)
+    cos, sin = rows(tokens, turned, seed=3), rows(tokens, turned, seed=4)
     expected = elementwise.reference_rope(x.double(), cos[:, None].double(), sin[:, None].double())
     got = elementwise.rope(x, cos, sin)
     assert got.is_contiguous()

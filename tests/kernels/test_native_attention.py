@@ -1,6 +1,7 @@
 """Attention in C equals the reference in float64 in every shape, and a row's bits are its own."""
 
 import ctypes
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -100,6 +101,9 @@ def test_strided_queries_keys_and_values_are_accepted(library: ctypes.CDLL) -> N
 
     attention = NativeAttention()
     other = Step(strided(step.q), strided(step.keys), strided(step.values), step.work)
+    assert torch.equal(attend(attention, other, MASKS["all"]), attend(attention, step, MASKS["all"]))
+    beside_keys = torch.cat((step.q, torch.full_like(step.q, math.nan)), dim=1)[:, : step.q.shape[1]]
+    other = Step(beside_keys, step.keys, step.values, step.work)
     assert torch.equal(attend(attention, other, MASKS["all"]), attend(attention, step, MASKS["all"]))
 
 

@@ -168,7 +168,7 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
     float q[rows * a->key_dim], scores[rows * SCORE_STRIDE], out[rows * a->value_dim], most[rows], sum[rows];
     for (int r = 0; r < rows; r++) {
         long query = item_row + (first + r) / group, at = head * group + (first + r) % group;
-        const float *from = a->q + (query * a->heads + at) * a->key_dim;
+        const float *from = a->q + query * a->q_token + at * a->key_dim;
         for (long d = 0; d < a->key_dim; d++)
             q[r * a->key_dim + d] = from[d] * a->scale;
         most[r] = -INFINITY;

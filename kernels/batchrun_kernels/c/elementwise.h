@@ -1,11 +1,24 @@
 /* What a model does between its matrix products; every row by itself. */
 
-/* y[row] = x[row] / sqrt(mean of squares + eps) * weight; x, y [m][n]. */
-static void NAME(rms_norm)(const float *x, const float *weight, float eps, float *y, long m, long n)
+/* sum[row] += x[row]; x, sum [n]. */
+INLINE void NAME(add)(const float *x, float *sum, long n)
+{
+    long i = 0;
+    for (; i + 8 <= n; i += 8)
+        *(float8 *)(sum + i) += *(const float8 *)(x + i);
+    for (; i < n; i++)
+        sum[i] += x[i];
+}
+
+/* y[row] = x[row] / sqrt(mean of squares + eps) * weight; x, y [m][n]. With `sum` [m][n], x is added to it before, and
+ * it is what is normalised. */
+static void NAME(rms_norm)(const float *x, float *sum, const float *weight, float eps, float *y, long m, long n)
 {
 #pragma omp parallel for if (m * n > SMALL_ROWS)
     for (long row = 0; row < m; row++) {
-        const float *from = x + row * n;
+        const float *from = sum ? sum + row * n : x + row * n;
+        if (sum)
+            NAME(add)(x + row * n, sum + row * n, n);
         float8 squares = {0};
         float rest = 0;
         long i = 0;
@@ -55,15 +68,15 @@ static void NAME(glu)(const float *gate_up, float *y, long m, long n, int is_gel
     }
 }
 
-/* Turns pairs (i, i + dim / 2) of every head by the token's angles: x [tokens][heads][dim] given by its strides, y the
- * same contiguous, cos and sin [tokens][dim]. */
+/* Turns pairs (i, i + turned / 2) of every head by the token's angles, and leaves what is behind `turned` as it was:
+ * x [tokens][heads][dim] given by its strides, y the same contiguous, cos and sin [tokens][turned]. */
 static void NAME(rope)(const float *x, long token_stride, long head_stride, const float *cos, const float *sin,
-                       float *y, long tokens, long heads, long dim)
+                       float *y, long tokens, long heads, long dim, long turned)
 {
-    long half = dim / 2;
+    long half = turned / 2;
 #pragma omp parallel for if (tokens * heads * dim > SMALL_ROWS)
     for (long token = 0; token < tokens; token++) {
-        const float *c = cos + token * dim, *s = sin + token * dim;
+        const float *c = cos + token * turned, *s = sin + token * turned;
         for (long head = 0; head < heads; head++) {
             const float *low = x + token * token_stride + head * head_stride, *high = low + half;
             float *to = y + (token * heads + head) * dim;
@@ -71,6 +84,8 @@ static void NAME(rope)(const float *x, long token_stride, long head_stride, cons
                 to[i] = low[i] * c[i] - high[i] * s[i];
                 to[half + i] = high[i] * c[half + i] + low[i] * s[half + i];
             }
+            for (long i = turned; i < dim; i++)
+                to[i] = low[i];
         }
     }
 }

@@ -13,7 +13,7 @@
 #endif
 
 /* Counts up whenever a function's arguments change, so that an old library is never called with new ones. */
-#define VERSION 3
+#define VERSION 4
 
 /* Multiply-adds that are not worth waking a thread for. */
 #define SMALL_WORK (1L << 16)
@@ -45,7 +45,7 @@ struct product {
 
 /* Attention's arguments, as native_attention.py fills them in. */
 struct attend {
-    const float *q;         /* [tokens][heads][key_dim] */
+    const float *q;         /* [tokens][heads][key_dim], tokens `q_token` apart */
     const void *keys;       /* [blocks][kv_heads][key_dim][block_size], 16 more readable behind it */
     const void *values;     /* [blocks][kv_heads][block_size][value_dim], value_dim a multiple of 8 */
     const float *sinks;     /* [heads] or null */
@@ -53,7 +53,7 @@ struct attend {
     const int32_t *q_lens;  /* [items] */
     const int32_t *kv_lens; /* [items] */
     const int32_t *table;   /* [items][table_width] */
-    long items, table_width, heads, kv_heads, key_dim, value_dim, block_size;
+    long q_token, items, table_width, heads, kv_heads, key_dim, value_dim, block_size;
     long window;            /* 0: none */
     float scale, softcap;   /* softcap 0: none */
 };
@@ -148,9 +148,9 @@ void batchrun_gemm(const float *x, const float *packed, const float *bias, float
     CALL(gemm, x, packed, bias, y, m, n, k);
 }
 
-void batchrun_rms_norm(const float *x, const float *weight, float eps, float *y, long m, long n)
+void batchrun_rms_norm(const float *x, float *sum, const float *weight, float eps, float *y, long m, long n)
 {
-    CALL(rms_norm, x, weight, eps, y, m, n);
+    CALL(rms_norm, x, sum, weight, eps, y, m, n);
 }
 
 void batchrun_glu(const float *gate_up, float *y, long m, long n, int is_gelu)
@@ -159,9 +159,9 @@ void batchrun_glu(const float *gate_up, float *y, long m, long n, int is_gelu)
 }
 
 void batchrun_rope(const float *x, long token_stride, long head_stride, const float *cos, const float *sin, float *y,
-                   long tokens, long heads, long dim)
+                   long tokens, long heads, long dim, long turned)
 {
-    CALL(rope, x, token_stride, head_stride, cos, sin, y, tokens, heads, dim);
+    CALL(rope, x, token_stride, head_stride, cos, sin, y, tokens, heads, dim, turned);
 }
 
 /* `half`: keys and values are float16, else float32. */

@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 
+from batchrun.engine.attention import NAME, paged_attention
 from batchrun.engine.fused import FusedGlu, FusedNorm
+from batchrun.engine.fused_layer import FusedLayer
 from batchrun.engine.fusion import fuse
 from batchrun_kernels.layers import triton_kernels
 from tests.device.tiny_families import make_model
@@ -35,3 +38,12 @@ def test_a_fused_model_gives_the_same_logits(family: str, dtype: torch.dtype, de
     torch.testing.assert_close(logits(model, device), before, rtol=0, atol=ATOL[dtype])
     fusion.undo()
     assert all(torch.equal(one, weights[name]) for name, one in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", ATOL)
+def test_a_decoder_layer_is_recognised(dtype: torch.dtype, device: torch.device) -> None:
+    model = make_model("qwen3").to(dtype).to(device)
+    AttentionInterface.register(NAME, paged_attention)
+    model.set_attn_implementation(NAME)
+    fuse(model, triton_kernels())
+    assert [isinstance(layer, FusedLayer) for layer in model.model.layers] == [True, True]

@@ -1,0 +1,130 @@
+"""A decoder layer is recognised by what it computes and asks for, and one that does anything else is left alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from batchrun.engine.attention import NAME, paged_attention
+from batchrun.engine.fused_layer import FusedLayer
+from batchrun.engine.fusion import fuse
+from batchrun.engine.model import Model
+from batchrun_kernels import native
+from batchrun_kernels.layers import layer_kernels
+from tests.device.tiny_families import make_model
+
+pytestmark = pytest.mark.skipif(native.find() is None, reason="needs the C kernels: a C compiler at installation")
+
+# Fused layers of two: with biases, norms of heads, norms behind, one product for all heads, experts, part of a head
+# turned; and what is not one: a norm of all heads at once, a factor on what is added, LayerNorms.
+FUSED = {
+    "llama": 2,
+    "qwen2": 2,
+    "qwen3": 2,
+    "gemma2": 2,
+    "gemma3_text": 2,
+    "phi3": 2,
+    "mixtral": 2,
+    "qwen3_moe": 2,
+    "olmo2": 0,
+    "granite": 0,
+    "gpt2": 0,
+}
+
+
+KERNELS: Any = layer_kernels(torch.device("cpu"), torch.float32)
+
+
+def fused_layers(module: Any) -> list[FusedLayer]:
+    return [one for one in module.modules() if isinstance(one, FusedLayer)]
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_layers_of_a_family_are_fused(family: str) -> None:
+    """That the logits stay the same is compared for every family elsewhere."""
+    module = make_model(family)
+    Model.adopt(module)
+    assert len(fused_layers(module)) == FUSED[family]
+
+
+def over_blocks() -> Any:
+    """A model of two plain layers that asks the cache to attend."""
+    module = make_model("llama").eval()
+    AttentionInterface.register(NAME, paged_attention)
+    module.set_attn_implementation(NAME)
+    return module
+
+
+def test_what_a_layer_asks_of_attention_is_kept() -> None:
+    module = make_model("gemma2")
+    Model.adopt(module)
+    masks = [layer.parts.mask for layer in fused_layers(module)]
+    assert [mask.window for mask in masks] == [7, None]
+    assert [mask.softcap for mask in masks] == [module.config.attn_logit_softcapping] * 2
+    assert [layer.parts.layer_idx for layer in fused_layers(module)] == [0, 1]
+
+
+def changed(layer: Any, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """From now on the layer's result is `change(x, result)`."""
+    original = layer.forward
+    layer.forward = lambda x, **named: change(x, original(x, **named))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, result: result * 1.001,
+        lambda x, result: result + x * 0.001,
+        lambda x, result: result.clamp(-15, 15),
+        lambda x, result: result.double(),
+        lambda x, result: (result,),
+    ],
+)
+def test_a_layer_that_computes_something_else_is_left_alone(change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    module = over_blocks()
+    changed(module.model.layers[1], change)
+    fuse(module, KERNELS)
+    assert [isinstance(layer, FusedLayer) for layer in module.model.layers] == [True, False]
+
+
+def test_a_layer_that_somebody_listens_to_is_left_alone() -> None:
+    module = over_blocks()
+    module.model.layers[0].self_attn.register_forward_hook(lambda *_: None)
+    fuse(module, KERNELS)
+    assert [isinstance(layer, FusedLayer) for layer in module.model.layers] == [False, True]
+
+
+def test_a_layer_whose_weights_another_shares_is_left_alone() -> None:
+    module = over_blocks()
+    first, second = module.model.layers
+    second.self_attn.k_proj.weight = first.self_attn.k_proj.weight
+    fuse(module, KERNELS)
+    assert fused_layers(module) == []
+
+
+def test_a_layer_without_angles_is_left_alone() -> None:
+    """SmolLM3's every fourth layer turns nothing."""
+    module = over_blocks()
+    first = module.model.layers[0]
+    plain = first.forward
+    first.forward = lambda x, position_embeddings, **named: plain(
+        x,
+        position_embeddings=(torch.ones_like(position_embeddings[0]), torch.zeros_like(position_embeddings[1])),
+        **named,
+    )
+    fuse(module, KERNELS)
+    assert [isinstance(layer, FusedLayer) for layer in module.model.layers] == [False, True]
+
+
+def test_fused_layers_are_given_back_to_the_bit() -> None:
+    module = over_blocks()
+    weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    layers = list(module.model.layers)
+    fusion = fuse(module, KERNELS)
+    assert len(fused_layers(module)) == 2
+    fusion.undo()
+    assert [one is other for one, other in zip(module.model.layers, layers, strict=True)] == [True, True]
+    assert all(torch.equal(module.state_dict()[name], weight) for name, weight in weights.items())
