@@ -67,14 +67,14 @@ class FusedLayer(nn.Module):
         cos, sin = position_embeddings
         q, k, v = self._states(parts.norm(x), cos[0], sin[0])
         cache.write(parts.layer_idx, k, v)
-        hidden = parts.out(cache.attend(parts.layer_idx, q, parts.mask).flatten(1))
+        hidden: Tensor = parts.out(cache.attend(parts.layer_idx, q, parts.mask).flatten(1))
         if parts.after_attention is not None:
             hidden = parts.after_attention(hidden)
         norm = parts.before_mlp
         # `hidden` becomes the sum of both.
         normed = self._kernels.add_rms_norm(x, hidden, norm.weight, norm.eps)
         # A mixture of experts asks for a batch.
-        added = first_of(parts.mlp(normed[None]))
+        added: Tensor = first_of(parts.mlp(normed[None]))
         if parts.after_mlp is not None:
             added = parts.after_mlp(added)
         return hidden.add_(added[0])[None]

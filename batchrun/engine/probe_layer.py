@@ -30,49 +30,54 @@ class Known:
     norms: dict[int, FusedNorm]  # what does the same
 
 
-class _Asked:
-    """Stands for a layer of the cache: remembers with what it was asked to attend, and answers at random."""
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """With what a layer attended, and the random numbers that it got for an answer."""
 
-    def __init__(self, num_tokens: int) -> None:
-        self._num_tokens = num_tokens
-        self.layer_idx = -1
-        self.states: tuple[Tensor, ...] = ()  # q, k, v, each [num_tokens, heads, dim]
-        self.mask: Mask | None = None
-        self.result: Tensor | None = None  # [num_tokens, num_heads, value_dim]
-
-    def store(self, key: Tensor, value: Tensor) -> bool:
-        """As `PagedLayer.store`."""
-        self._key, self._value = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        return True
-
-    def attend(self, q: Tensor, mask: Mask) -> Tensor:
-        """As `PagedLayer.attend`."""
-        self.states, self.mask = (q, self._key, self._value), mask
-        shape = self._num_tokens, q.shape[1], self._value.shape[2]
-        self.result = _random(shape, q, seed=2)
-        return self.result
+    layer_idx: int
+    states: tuple[Tensor, Tensor, Tensor]  # q, k, v, each [num_tokens, heads, dim]
+    mask: Mask
+    answer: Tensor  # [num_tokens, num_heads, value_dim]
 
 
 class _Cache:
-    """Stands for the `KVCache` of a step, to a layer of transformers and to a fused one."""
+    """Stands for the `KVCache` of a step, to a fused layer and, with `_Paged`, to one of transformers."""
 
     is_compileable = False
 
-    def __init__(self, num_tokens: int) -> None:
-        self.asked = _Asked(num_tokens)
+    def __init__(self) -> None:
+        self.question: _Question | None = None
+        self._stored: tuple[int, Tensor, Tensor] | None = None
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        self.asked.layer_idx = layer_idx
-        kwargs["paged"] = self.asked
+        kwargs["paged"] = _Paged(self, layer_idx)
         return key, value
 
     def write(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
-        self.asked.layer_idx = layer_idx
-        self.asked.store(key.transpose(0, 1)[None], value.transpose(0, 1)[None])
+        self._stored = layer_idx, key, value
 
     def attend(self, layer_idx: int, q: Tensor, mask: Mask) -> Tensor:
-        assert layer_idx == self.asked.layer_idx, f"layer {layer_idx} attends to layer {self.asked.layer_idx}"
-        return self.asked.attend(q, mask)
+        assert self._stored is not None, "nothing to attend to"
+        written, key, value = self._stored
+        assert written == layer_idx, f"layer {layer_idx} attends to layer {written}"
+        answer = _random((*q.shape[:2], value.shape[2]), q, seed=2)
+        self.question = _Question(layer_idx, (q, key, value), mask, answer)
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Paged:
+    """Stands for a `PagedLayer`."""
+
+    cache: _Cache
+    layer_idx: int
+
+    def store(self, key: Tensor, value: Tensor) -> bool:
+        self.cache.write(self.layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return True
+
+    def attend(self, q: Tensor, mask: Mask) -> Tensor:
+        return self.cache.attend(self.layer_idx, q, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class _Call:
     """A call of the layer: what it computed and what it asked on the way."""
 
     result: Tensor
-    asked: _Asked
+    question: _Question
     heard: tuple[_Heard, ...]
 
 
@@ -104,7 +109,7 @@ def probe_layer(layer: nn.Module, known: Known, kernels: LayerKernels) -> LayerP
     # Angles must fit the heads before it can be heard how wide those are.
     for head_dim in _head_dims(layer):
         call = _call(layer, x, head_dim)
-        if call is None or call.asked.result is None:
+        if call is None:
             continue
         for parts in _guesses(call, x, layer, known):
             if _explains(parts, layer, place, width, kernels):
@@ -119,8 +124,7 @@ def _head_dims(layer: nn.Module) -> list[int]:
 
 
 def _call(layer: Any, x: Tensor, turned: int) -> _Call | None:
-    num_tokens = x.shape[1]
-    cache = _Cache(num_tokens)
+    num_tokens, cache = x.shape[1], _Cache()
     with _listening(layer) as heard:
         try:
             result = layer(
@@ -134,9 +138,9 @@ def _call(layer: Any, x: Tensor, turned: int) -> _Call | None:
         except Exception:
             # Whatever a module of an unknown kind raises: it is not of the kind in question.
             return None
-    if not isinstance(result, Tensor) or result.shape != x.shape or result.dtype != x.dtype:
+    if not isinstance(result, Tensor) or result.shape != x.shape or result.dtype != x.dtype or cache.question is None:
         return None
-    return _Call(result, cache.asked, tuple(heard))
+    return _Call(result, cache.question, tuple(heard))
 
 
 @contextmanager
@@ -158,14 +162,13 @@ def _listening(layer: nn.Module) -> Iterator[list[_Heard]]:
 
 def _guesses(call: _Call, x: Tensor, layer: nn.Module, known: Known) -> Iterator[LayerParts]:
     """Layers that may have made this call, by who was given what."""
-    asked, children = call.asked, {id(child) for child in layer.children()}
-    assert asked.result is not None and asked.mask is not None
-    q, k, v = asked.states
+    question, children = call.question, {id(child) for child in layer.children()}
+    q, k, v = question.states
     shape = HeadShape(q.shape[1], k.shape[1], k.shape[2], v.shape[2])
     norms = [one for one in call.heard if id(one.module) in known.norms]
     linears = [one for one in call.heard if id(one.module) in known.linears]
     first = _given(norms, x)
-    out = _given(linears, asked.result.flatten(1))
+    out = _given(linears, question.answer.flatten(1))
     if first is None or out is None:
         return
     inputs = tuple(one.module for one in linears if _same(one.given, first.result))
@@ -193,8 +196,8 @@ def _guesses(call: _Call, x: Tensor, layer: nn.Module, known: Known) -> Iterator
                 mlp=mlp.module,
                 after_mlp=None if after_mlp is None else known.norms[id(after_mlp.module)],
                 heads=shape,
-                mask=asked.mask,
-                layer_idx=asked.layer_idx,
+                mask=question.mask,
+                layer_idx=question.layer_idx,
             )
 
 
@@ -213,20 +216,17 @@ def _explains(parts: LayerParts, layer: nn.Module, place: Tensor, width: int, ke
 
 
 def _same_call(one: _Call, other: _Call) -> bool:
+    ours, theirs = one.question, other.question
     return (
         equals(one.result, other.result)
-        and all(equals(ours, theirs) for ours, theirs in zip(one.asked.states, other.asked.states, strict=True))
-        and _same_mask(one.asked.mask, other.asked.mask)
-        and one.asked.layer_idx == other.asked.layer_idx
+        and all(equals(mine, yours) for mine, yours in zip(ours.states, theirs.states, strict=True))
+        and _same_mask(ours.mask, theirs.mask)
+        and ours.layer_idx == theirs.layer_idx
     )
 
 
-def _same_mask(one: Mask | None, other: Mask | None) -> bool:
-    if (
-        one is None
-        or other is None
-        or (one.scale, one.window, one.softcap) != (other.scale, other.window, other.softcap)
-    ):
+def _same_mask(one: Mask, other: Mask) -> bool:
+    if (one.scale, one.window, one.softcap) != (other.scale, other.window, other.softcap):
         return False
     if one.sinks is None or other.sinks is None:
         return one.sinks is other.sinks

@@ -109,12 +109,13 @@ def test_a_layer_without_angles_is_left_alone() -> None:
     """SmolLM3's every fourth layer turns nothing."""
     module = over_blocks()
     first = module.model.layers[0]
-    plain = first.forward
-    first.forward = lambda x, position_embeddings, **named: plain(
-        x,
-        position_embeddings=(torch.ones_like(position_embeddings[0]), torch.zeros_like(position_embeddings[1])),
-        **named,
-    )
+    original = first.forward
+
+    def unturned(x: Tensor, position_embeddings: tuple[Tensor, Tensor], **named: Any) -> Any:
+        cos, sin = position_embeddings
+        return original(x, position_embeddings=(torch.ones_like(cos), torch.zeros_like(sin)), **named)
+
+    first.forward = unturned
     fuse(module, KERNELS)
     assert [isinstance(layer, FusedLayer) for layer in module.model.layers] == [False, True]
 
