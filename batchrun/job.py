@@ -32,7 +32,7 @@ _DURATION = TypeAdapter(timedelta)
 # What the answers depend on besides the inputs, the model's files and the sampling parameters.
 _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
-    "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "kv_cache_dtype",
+    "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization", "kv_cache_dtype",
 )  # fmt: skip
 _LONGEST_PLAIN_VALUE = 40
 
@@ -97,6 +97,9 @@ class Job(BaseModel):
     revision: str | None = option("Model", None, "Branch, tag or commit of a hub model.")
     tokenizer: str | None = option("Model", None, "Hub id or folder, when not the model's own.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("Model", "auto", "Type of weights and KV.")
+    quantization: Literal["none", "int8"] = option(
+        "Model", "none", "int8: weights in a quarter of the memory, faster on a CPU, with slightly other answers."
+    )
     trust_remote_code: bool = option("Model", False, "Run code that comes with the model.")
     chat_template: str | None = option(
         "Model", None, "Jinja2 chat template (file or text) instead of the model's.", "FILE|STRING"

@@ -86,21 +86,40 @@ class Fusion:
                     setattr(parent, name, places[id(child)])
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a model's modules were found to compute, by their ids."""
+
+    modules: tuple[nn.Module, ...]
+    linears: dict[int, Linear]  # those whose weights can be packed
+    factors: dict[int, float]  # of embeddings
+    owners: dict[int, list[nn.Module]]  # by a parameter's id
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "_Found":
+        modules = tuple(model.modules())
+        linears = {id(module): linear for module in modules if (linear := probe_linear(module)) is not None}
+        factors = {id(module): factor for module in modules if (factor := probe_embedding(module)) is not None}
+        owners = _owners(modules)
+        packable = {name: one for name, one in linears.items() if _can_be_packed(one, owners, linears, factors)}
+        return cls(modules, packable, factors, owners)
+
+    @property
+    def alone(self) -> dict[int, Linear]:
+        """The linears whose weights nobody else has."""
+        return {name: one for name, one in self.linears.items() if len(self.owners[id(one.parameter)]) == 1}
+
+
 @torch.inference_mode()
 def fuse(model: nn.Module, kernels: LayerKernels) -> Fusion:
     """Replaces in place; a model none of whose modules is known stays as it is."""
-    fusion = Fusion(model, kernels)
-    modules = list(model.modules())
-    found = {id(module): linear for module in modules if (linear := probe_linear(module)) is not None}
+    fusion, found = Fusion(model, kernels), _Found.of(model)
+    modules, linears, alone = found.modules, dict(found.linears), found.alone
     norms = {
         id(module): FusedNorm(norm.weight, norm.eps, kernels)
         for module in modules
-        if id(module) not in found and (norm := probe_norm(module)) is not None
+        if id(module) not in linears and (norm := probe_norm(module)) is not None
     }
-    factors = {id(module): factor for module in modules if (factor := probe_embedding(module)) is not None}
-    shared = _owners(modules)
-    linears = {name: one for name, one in found.items() if _can_be_packed(one, shared, found, factors)}
-    alone = {name: one for name, one in linears.items() if len(shared[id(one.parameter)]) == 1}
     layers = _layers(modules, Known(alone, norms), kernels)
     places: dict[int, nn.Module] = dict(norms)
     for module in modules:
@@ -120,20 +139,28 @@ def fuse(model: nn.Module, kernels: LayerKernels) -> Fusion:
         places[id(layer)] = FusedLayer(replace(parts, qkv=(qkv,), out=out, mlp=mlp), kernels)
     for module in modules:
         if kernels.packs_all and id(module) in linears:
-            _pack_with_owners(fusion, linears[id(module)], shared, factors, places)
+            _pack_with_owners(fusion, linears[id(module)], found, places)
     fusion.put(places)
     fusion.turn()
     return fusion
 
 
-def _layers(modules: list[nn.Module], known: Known, kernels: LayerKernels) -> list[tuple[nn.Module, LayerParts]]:
+@torch.inference_mode()
+def round_weights(model: nn.Module, kernels: LayerKernels) -> None:
+    """Every weight that `fuse` will pack becomes, in place, what it is packed to."""
+    for linear in _Found.of(model).linears.values():
+        weight = kernels.pack(linear.weight).unpack()
+        linear.parameter.data = (weight.T if linear.is_transposed else weight).contiguous()
+
+
+def _layers(modules: tuple[nn.Module, ...], known: Known, kernels: LayerKernels) -> list[tuple[nn.Module, LayerParts]]:
     """What is known to be a decoder layer, and its parts; a layer stands in a list of them."""
     members = [member for module in modules if isinstance(module, nn.ModuleList) for member in module]
     found = [(member, probe_layer(member, known, kernels)) for member in members]
     return [(member, parts) for member, parts in found if parts is not None]
 
 
-def _owners(modules: list[nn.Module]) -> dict[int, list[nn.Module]]:
+def _owners(modules: tuple[nn.Module, ...]) -> dict[int, list[nn.Module]]:
     """The modules that hold each parameter, by the parameter's id: more than one where weights are tied."""
     owners = defaultdict(list)
     for module in modules:
@@ -154,21 +181,15 @@ def _can_be_packed(
     )
 
 
-def _pack_with_owners(
-    fusion: Fusion,
-    linear: Linear,
-    shared: dict[int, list[nn.Module]],
-    factors: dict[int, float],
-    places: dict[int, nn.Module],
-) -> None:
+def _pack_with_owners(fusion: Fusion, linear: Linear, found: _Found, places: dict[int, nn.Module]) -> None:
     """The linear's weight, once for all that hold it."""
-    owners = shared[id(linear.parameter)]
+    owners = found.owners[id(linear.parameter)]
     if id(owners[0]) in places:
         return
     fused = fusion.pack([linear])
     for owner in owners:
-        if id(owner) in factors:
-            places[id(owner)] = FusedEmbedding(fused.packed, factors[id(owner)])
+        if id(owner) in found.factors:
+            places[id(owner)] = FusedEmbedding(fused.packed, found.factors[id(owner)])
         else:
             bias = owner._parameters.get("bias")
             places[id(owner)] = FusedLinear(fused.packed, None if bias is None else bias.detach())

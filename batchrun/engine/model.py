@@ -12,14 +12,14 @@ from torch import Tensor
 
 from batchrun.engine.attention import NAME, paged_attention, run_packed
 from batchrun.engine.batch import ForwardBatch
-from batchrun.engine.fusion import fuse
+from batchrun.engine.fusion import fuse, round_weights
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.self_check import Checked, Expected, check, expect
 from batchrun.errors import ModelUnavailable
 from batchrun.quiet import quiet_transformers
 from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, check_kv_dtype, select
 from batchrun_kernels.cpu import GatherAttention
-from batchrun_kernels.layers import layer_kernels
+from batchrun_kernels.layers import LayerKernels, Quantization, layer_kernels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,11 +60,12 @@ class Model:
         device: torch.device,
         trust_remote_code: bool,
         kv_dtype: torch.dtype | None = None,
+        quantization: Quantization = "none",
     ) -> "Model":
         """Reads safetensors weights and checks the model against its own eager attention.
 
-        Raises ModelUnavailable naming the architecture when it cannot be run exactly, or when keys and values cannot
-        be kept in `kv_dtype`; None is `dtype`.
+        Raises ModelUnavailable naming the architecture when it cannot be run exactly, when keys and values cannot be
+        kept in `kv_dtype` (None: in `dtype`), or when weights cannot be quantized so.
         """
         from transformers import AutoModelForCausalLM
 
@@ -80,32 +81,43 @@ class Model:
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelUnavailable(f"{folder} cannot be loaded: {reason}") from error
-        return cls.adopt(module.to(device), kv_dtype)
+        return cls.adopt(module.to(device), kv_dtype, quantization)
 
     @classmethod
-    def adopt(cls, module: Any, kv_dtype: torch.dtype | None = None) -> "Model":
-        """Takes over a transformers model that runs eager attention; see `load`."""
+    def adopt(
+        cls, module: Any, kv_dtype: torch.dtype | None = None, quantization: Quantization = "none"
+    ) -> "Model":
+        """Takes over a transformers model that runs eager attention; see `load`.
+
+        Quantized, it is compared with what its own code computes from the rounded weights.
+        """
         from transformers import AttentionInterface
 
         _refuse_by_name(module.config)
         module.eval()
         AttentionInterface.register(NAME, paged_attention)
+        place = module.get_input_embeddings().weight.new_empty(0)
+        try:
+            kernels = layer_kernels(place.device, place.dtype, quantization)
+        except UnsupportedError as error:
+            raise ModelUnavailable(f"{error}; leave out --quantization") from error
+        if kernels is not None and kernels.rounds:
+            round_weights(module, kernels)
         expected = expect(module)
         with quiet_transformers():
             module.set_attn_implementation(NAME)
         if module.config._attn_implementation != NAME:
             # ALiBi, a mask or a product of its own: transformers warns, and leaves such a model as it was.
             raise ModelUnavailable(f"{expected.name} computes attention in its own code, which cannot run over blocks")
-        place = expected.place
         checked = check(module, expected, GatherAttention(place.device))
-        attention = _accelerate(module, expected, checked)
+        attention = _accelerate(module, expected, checked, kernels)
         kv_place = place.new_empty(0, dtype=kv_dtype)
         try:
             check_kv_dtype(attention, place.dtype, kv_place.dtype)
         except UnsupportedError as error:
             raise ModelUnavailable(f"{error}; leave out --kv-cache-dtype") from error
         if kv_place.dtype != place.dtype:
-            check(module, expected, attention, kv_place)
+            check(module, expected, attention, kv_place, rounds=kernels is not None and kernels.rounds)
         return cls(module, checked.kv_layers, checked.needs, attention, place, kv_place)
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
@@ -117,19 +129,18 @@ class Model:
         return run_packed(self._module, batch, cache, plan)
 
 
-def _accelerate(module: Any, expected: Expected, checked: Checked) -> Attention:
+def _accelerate(module: Any, expected: Expected, checked: Checked, kernels: LayerKernels | None) -> Attention:
     """Puts the device's kernels into the module and returns its attention, if the model is as right with them."""
     place, plain = expected.place, GatherAttention(expected.place.device)
     try:
         attention = select(str(place.device), checked.needs, checked.kv_layers.values(), place.dtype)
     except UnsupportedError as error:
         raise ModelUnavailable(str(error)) from error
-    kernels = layer_kernels(place.device, place.dtype)
     fusion = fuse(module, kernels) if kernels is not None else None
     if fusion is None and attention.name == plain.name:
         return attention
     try:
-        check(module, expected, attention)
+        check(module, expected, attention, rounds=kernels is not None and kernels.rounds)
     except ModelUnavailable as error:
         _log.warning("running in plain torch, which is slower: with the fast kernels %s", error)
         if fusion is not None:

@@ -20,6 +20,7 @@ from batchrun.engine.step import Sampled, ScheduledBatch
 from batchrun.engine.swap import HostPool
 from batchrun.engine.workspace import CudaMeter, measure_workspace
 from batchrun.errors import EngineFailed, ModelUnavailable, UsageError
+from batchrun_kernels.layers import Quantization
 
 if TYPE_CHECKING:
     from batchrun.checkpoint import Checkpoint
@@ -43,6 +44,7 @@ class RunnerOptions:
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     block_size: int = 16
+    quantization: Quantization = "none"
     kv_cache_dtype: KVDTypeName = "auto"
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -113,6 +115,7 @@ class TorchRunner:
                 device=device,
                 trust_remote_code=options.trust_remote_code,
                 kv_dtype=_DTYPES.get(options.kv_cache_dtype, dtype),
+                quantization=options.quantization,
             )
         except torch.OutOfMemoryError as error:
             raise ModelUnavailable(f"{checkpoint.spec.name} does not fit the memory of {device}") from error

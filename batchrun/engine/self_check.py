@@ -81,10 +81,13 @@ def expect(module: Any) -> Expected:
 
 
 @torch.inference_mode()
-def check(module: Any, expected: Expected, attention: Attention, kv_place: Tensor | None = None) -> Checked:
+def check(
+    module: Any, expected: Expected, attention: Attention, kv_place: Tensor | None = None, *, rounds: bool = False
+) -> Checked:
     """`module` computes "batchrun" attention, which is done by `attention`, and should give what was expected.
 
-    Keys and values are kept as `kv_place` is, of the model's dtype where it is None.
+    Keys and values are kept as `kv_place` is, of the model's dtype where it is None. With `rounds`, what its weights
+    are multiplied with is rounded to fewer bits than it has.
 
     Raises ModelUnavailable, naming the architecture, when the two differ or the packed call fails.
     """
@@ -98,7 +101,8 @@ def check(module: Any, expected: Expected, attention: Attention, kv_place: Tenso
         raise ModelUnavailable(f"{name} cannot be run over blocks: {reason}") from error
     masks = witness.masks[: len(witness.masks) // 2]  # the second chunks ask the same again
     _check_windows(name, module.config.get_text_config(decoder=True), masks)
-    _check_logits(name, torch.cat(packed), torch.cat(expected.logits), kv_place.dtype)
+    is_exact = expected.place.dtype == kv_place.dtype == torch.float32 and not rounds
+    _check_logits(name, torch.cat(packed), torch.cat(expected.logits), is_exact)
     return Checked(cache.layers, frozenset().union(*(mask.features for mask in masks)))
 
 
@@ -155,11 +159,10 @@ def _check_logits(
     name: str,
     packed: Tensor,  # [num_tokens, vocab]
     alone: Tensor,  # [num_tokens, vocab]
-    kv_dtype: torch.dtype,
+    is_exact: bool,
 ) -> None:
     packed, expected = packed.double(), alone.double()
     errors = (packed - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)  # [num_tokens]
-    is_exact = alone.dtype == kv_dtype == torch.float32
     error = float(errors.max() if is_exact else errors.median())
     # Written so that NaN fails.
     if not error <= (_TOLERANCE_FLOAT32 if is_exact else _TOLERANCE_HALF):

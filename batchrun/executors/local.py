@@ -99,6 +99,7 @@ def _build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
         max_num_batched_tokens=job.max_num_batched_tokens or _GPU_LIMITS.max_num_batched_tokens,
         max_num_seqs=job.max_num_seqs or _GPU_LIMITS.max_num_seqs,
         block_size=job.block_size,
+        quantization=job.quantization,
         kv_cache_dtype=job.kv_cache_dtype,
         kv_cache_memory=job.kv_cache_memory,
         gpu_memory_utilization=job.gpu_memory_utilization,

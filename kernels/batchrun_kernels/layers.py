@@ -2,8 +2,8 @@
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +11,11 @@ from torch.nn import functional
 
 from batchrun_kernels import elementwise, native
 from batchrun_kernels.elementwise import Activation
+from batchrun_kernels.contract import UnsupportedError
 from batchrun_kernels.packed import PackedWeight
+from batchrun_kernels.packed_int8 import Int8Weight
+
+Quantization = Literal["none", "int8"]
 
 
 class Weight(Protocol):
@@ -64,7 +68,10 @@ class PlainWeight:
 
 @dataclass(frozen=True, slots=True)
 class LayerKernels:
-    """`packs_all`: packed weights are faster; otherwise only those that are joined are worth packing."""
+    """`packs_all`: packed weights are faster; otherwise only those that are joined are worth packing.
+
+    `rounds`: what a weight is packed to is not what it was, nor are the rows that it is multiplied with.
+    """
 
     name: str
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]  # x [..., n], weight [n], eps -> [..., n]
@@ -74,23 +81,29 @@ class LayerKernels:
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]  # x [num_tokens, heads, dim], cos and sin [num_tokens, dim]
     pack: Callable[[Tensor], Weight]  # [num_outputs, k]
     packs_all: bool
+    rounds: bool = False
 
 
-def layer_kernels(device: torch.device, dtype: torch.dtype) -> LayerKernels | None:
-    """None: torch's own operations are all there is."""
+def layer_kernels(
+    device: torch.device, dtype: torch.dtype, quantization: Quantization = "none"
+) -> LayerKernels | None:
+    """None: torch's own operations are all there is. Raises UnsupportedError where weights cannot be quantized so."""
+    if quantization == "int8":
+        if device.type != "cpu" or dtype != torch.float32:
+            raise UnsupportedError("weights of int8 are for a CPU, beside float32")
+        return replace(_native_kernels(), pack=Int8Weight.pack, rounds=True)
     if device.type == "cpu" and dtype == torch.float32 and native.find() is not None:
-        return LayerKernels(
-            "c",
-            elementwise.rms_norm,
-            elementwise.add_rms_norm,
-            elementwise.glu,
-            elementwise.rope,
-            PackedWeight.pack,
-            packs_all=True,
-        )
+        return _native_kernels()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         return triton_kernels()
     return None
+
+
+def _native_kernels() -> LayerKernels:
+    if native.find() is None:
+        raise UnsupportedError("the C kernels were not built; install a C compiler with OpenMP and reinstall")
+    norms = elementwise.rms_norm, elementwise.add_rms_norm
+    return LayerKernels("c", *norms, elementwise.glu, elementwise.rope, PackedWeight.pack, packs_all=True)
 
 
 def triton_kernels() -> LayerKernels:

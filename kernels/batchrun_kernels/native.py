@@ -20,6 +20,8 @@ _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ct
 _ARGUMENTS: dict[str, list[Any]] = {
     "batchrun_portable": [_INT],
     "batchrun_gemm": [_POINTER] * 4 + [_LONG] * 3,
+    "batchrun_round_rows": [_POINTER] * 3 + [_LONG] * 3 + [_FLOAT],
+    "batchrun_gemm_int8": [_POINTER] * 6 + [_LONG] * 3,
     "batchrun_rms_norm": [_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG],
     "batchrun_glu": [_POINTER, _POINTER, _LONG, _LONG, _INT],
     "batchrun_attend": [_POINTER, _INT],

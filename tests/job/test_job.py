@@ -187,7 +187,7 @@ CHANGES_ANSWERS = {
     "prompt_col": "a", "system": "Be brief.", "chat": "on", "limit": 7, "max_model_len": 63, "dtype": "float32",
     "max_tokens": 9, "temperature": 0.7, "stop": ("x",), "seed": 1, "keep_cols": ("a",), "output_prefix": "br_",
     "on_overlong": "truncate-left", "params_col": "p", "id_col": "i", "tokenizer": "t", "template": "{{ a }}",
-    "kv_cache_dtype": "float16",
+    "kv_cache_dtype": "float16", "quantization": "int8",
 }  # fmt: skip
 CHANGES_NONE = {
     "max_num_seqs": 3, "max_num_batched_tokens": 111, "block_size": 4, "kv_cache_memory": 7, "swap_space": 7,

@@ -1,21 +1,17 @@
 /* y = x W^T + bias in float32, the weights packed once as panels of 16 outputs: [ceil(n / 16)][k][16].
  *
- * Rows are taken in groups of at most 6, which share registers, and groups in blocks whose part of x stays in the
- * second-level cache while the panels pass over it. Threads share out the pairs of a block and a panel, so that a
- * product of few panels and many rows keeps all of them busy.
+ * Threads share out the pairs of a block of rows and a panel, so that a product of few panels and many rows keeps all
+ * of them busy.
  */
 
 /* The part of k that a block of rows is taken through before the next; outputs wait in y meanwhile. */
+#ifndef K_PIECE
 #define K_PIECE 1536
-/* Floats of x in a block, a half of a second-level cache of 512 KiB, and groups that it has at most. */
+#endif
+/* Floats of x in a block, a half of a second-level cache of 512 KiB. */
+#ifndef BLOCK_FLOATS
 #define BLOCK_FLOATS 65536
-#define BLOCK_GROUPS 20
-
-/* The first row of a group: their sizes differ by one at most. */
-INLINE long NAME(group_row)(const struct product *a, long group)
-{
-    return a->m * group / a->groups;
-}
+#endif
 
 /* c[rows][16] (+)= a[rows][k] times the panel piece b[k][16]; `first` starts from zero instead of from c. */
 INLINE void NAME(gemm_rows)(const int rows, const float *a, long lda, const float *b, long k, float *c, long ldc,
@@ -48,7 +44,7 @@ static void NAME(gemm_panel)(const struct product *a, long low, long high, long 
                              const float *next)
 {
     const float *panel = a->packed + (p * a->k + start) * WIDTH;
-    const long first = NAME(group_row)(a, low), rows = NAME(group_row)(a, high) - first, column = p * WIDTH;
+    const long first = group_row(a->m, a->groups, low), rows = group_row(a->m, a->groups, high) - first, column = p * WIDTH;
     const long width = a->n - column < WIDTH ? a->n - column : WIDTH;
     float *y = a->y + first * a->n + column, aside[width < WIDTH ? rows * WIDTH : 1];
     float *c = width < WIDTH ? aside : y;
@@ -59,8 +55,8 @@ static void NAME(gemm_panel)(const struct product *a, long low, long high, long 
     /* All of `next` in as few groups as there are. */
     const long lines = high - low == 1 ? 4 : high - low < 4 ? 2 : 1;
     for (long g = low; g < high; g++) {
-        long row = NAME(group_row)(a, g), turn = g - low;
-        NAME(gemm_tile)((int)(NAME(group_row)(a, g + 1) - row), a->x + row * a->k + start, a->k, panel, piece,
+        long row = group_row(a->m, a->groups, g), turn = g - low;
+        NAME(gemm_tile)((int)(group_row(a->m, a->groups, g + 1) - row), a->x + row * a->k + start, a->k, panel, piece,
                         c + (row - first) * ldc, ldc, start == 0,
                         next && turn < 4 / lines ? next + turn * (piece / 4) * lines * WIDTH : 0, lines);
     }
@@ -75,23 +71,17 @@ static void NAME(gemm_panel)(const struct product *a, long low, long high, long 
 static void NAME(gemm)(const float *x, const float *packed, const float *bias, float *y, long m, long n, long k)
 {
     const struct product a = {x, packed, bias, y, m, n, k, (m + MAX_ROWS - 1) / MAX_ROWS};
-    const long panels = (n + WIDTH - 1) / WIDTH, deep = k < K_PIECE ? k : K_PIECE;
-    const long fitting = BLOCK_FLOATS / deep / MAX_ROWS, most = fitting < BLOCK_GROUPS ? fitting : BLOCK_GROUPS;
-    const long blocks = (a.groups + most - 1) / most;
+    const long deep = k < K_PIECE ? k : K_PIECE;
 #pragma omp parallel if (m * n * k > SMALL_WORK)
     {
-        const long threads = omp_get_num_threads(), own = omp_get_thread_num();
-        const long begin = blocks * panels * own / threads, end = blocks * panels * (own + 1) / threads;
-        for (long b = begin / panels; b * panels < end; b++) {
-            const long low = a.groups * b / blocks, high = a.groups * (b + 1) / blocks;
-            const long from = begin > b * panels ? begin - b * panels : 0;
-            const long to = end < (b + 1) * panels ? end - b * panels : panels;
+        struct share share = share_of(m, n, BLOCK_FLOATS / deep);
+        struct part part;
+        while (next_part(&share, &part))
             for (long start = 0; start < k; start += deep) {
                 const long piece = k - start < deep ? k - start : deep;
-                for (long p = from; p < to; p++)
-                    NAME(gemm_panel)(&a, low, high, p, start, piece,
-                                     p + 1 < to ? packed + ((p + 1) * k + start) * WIDTH : 0);
+                for (long p = part.from; p < part.to; p++)
+                    NAME(gemm_panel)(&a, part.low, part.high, p, start, piece,
+                                     p + 1 < part.to ? packed + ((p + 1) * k + start) * WIDTH : 0);
             }
-        }
     }
 }

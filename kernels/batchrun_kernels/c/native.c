@@ -28,6 +28,11 @@
 typedef float float8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef uint16_t half8 __attribute__((vector_size(16), aligned(2), may_alias));
 typedef int int8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int16_t short16 __attribute__((vector_size(32), aligned(2), may_alias));
+typedef int16_t short8 __attribute__((vector_size(16), aligned(2), may_alias));
+typedef int8_t byte16 __attribute__((vector_size(16), aligned(1), may_alias));
+
+#include "share.h"
 
 /* Positions that attention takes at once, the stride of their scores with room for the last 16, and rows of a piece. */
 #define TILE 64
@@ -41,6 +46,17 @@ struct product {
     const float *bias;   /* [n] or null */
     float *y;            /* [m][n] */
     long m, n, k, groups;
+};
+
+/* The same with weights of 8 bits and rows of x rounded to 16. */
+struct product_int8 {
+    const int16_t *x;      /* [m][2 * pairs] */
+    const float *x_scales; /* [m] */
+    const int8_t *packed;  /* [ceil(n / 16)][pairs][16][2], zeros behind column n */
+    const float *scales;   /* [16 * ceil(n / 16)] */
+    const float *bias;     /* [n] or null */
+    float *y;              /* [m][n] */
+    long m, n, pairs;
 };
 
 /* Attention's arguments, as native_attention.py fills them in. */
@@ -83,6 +99,7 @@ struct written {
 #include "tile.h"
 #include "gemm.h"
 #include "exp.h"
+#include "gemm_int8.h"
 #include "elementwise.h"
 #include "attention.h"
 #include "write.h"
@@ -107,6 +124,7 @@ struct written {
 #include "tile.h"
 #include "gemm.h"
 #include "exp.h"
+#include "gemm_int8.h"
 #include "elementwise.h"
 #include "attention.h"
 #include "write.h"
@@ -146,6 +164,18 @@ int batchrun_threads(void) { return omp_get_max_threads(); }
 void batchrun_gemm(const float *x, const float *packed, const float *bias, float *y, long m, long n, long k)
 {
     CALL(gemm, x, packed, bias, y, m, n, k);
+}
+
+void batchrun_round_rows(const float *x, int16_t *rounded, float *scales, long m, long k, long pairs, float most)
+{
+    CALL(round_rows, x, rounded, scales, m, k, pairs, most);
+}
+
+void batchrun_gemm_int8(const int16_t *x, const float *x_scales, const int8_t *packed, const float *scales,
+                        const float *bias, float *y, long m, long n, long pairs)
+{
+    const struct product_int8 a = {x, x_scales, packed, scales, bias, y, m, n, pairs};
+    CALL(gemm_int8, &a);
 }
 
 void batchrun_rms_norm(const float *x, float *sum, const float *weight, float eps, float *y, long m, long n)

@@ -5,9 +5,6 @@
  * whatever the number of rows beside it: results do not depend on the batch.
  */
 
-#define MAX_ROWS 6
-#define WIDTH 16
-
 /* acc[r][v] += a[r * lda + k] * b[k * ldb + 8v ... 8v + 8) for k in 0 ... n.
  *
  * `rows` and `vectors` are constants where it is called. `next`, when not null, is prefetched: `lines` (1, 2 or 4)

@@ -1,0 +1,104 @@
+"""A weight rounded to 8 bits, an output's numbers by one scale, and what can be computed from it in C.
+
+The rows that it is multiplied with are rounded too, each by its own scale, to the widest integers whose sums of all k
+products keep within 32 bits: 15 bits and a sign below k = 516, 11 bits at k = 8,000.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from batchrun_kernels import native
+
+_WIDTH = 16
+_LARGEST = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """A weight [num_outputs, k] as panels of 16 outputs and pairs of k; numbers behind the last of both are zero."""
+
+    panels: Tensor  # int8 [ceil(num_outputs / 16), ceil(k / 2), 16, 2]
+    scales: Tensor  # float32 [16 * ceil(num_outputs / 16)], a unit's worth in each output
+    num_outputs: int
+    k: int
+
+    @classmethod
+    def pack(
+        cls,
+        weight: Tensor,  # float32 [num_outputs, k], on the CPU
+    ) -> "Int8Weight":
+        """Rounds to the nearest of 255 steps between an output's largest number and its negative.
+
+        What `unpack` gives is packed to the same bits again.
+        """
+        assert weight.dtype == torch.float32, weight.dtype
+        assert weight.device.type == "cpu", weight.device
+        num_outputs, k = weight.shape
+        weight = pad(weight.detach(), (0, k % 2, 0, -num_outputs % _WIDTH))
+        scales = _short(weight.abs().amax(dim=1) / _LARGEST)
+        # An output of zeros has no scale; any will do.
+        integers = (weight / torch.where(scales == 0, 1.0, scales)[:, None]).round_().to(torch.int8)
+        panels = integers.view(-1, _WIDTH, (k + 1) // 2, 2).transpose(1, 2).contiguous()
+        return cls(panels, scales, num_outputs, k)
+
+    @property
+    def place(self) -> Tensor:
+        """An empty tensor of the dtype of what is multiplied, on the weight's device."""
+        return self.scales.new_empty(0)
+
+    def unpack(self) -> Tensor:
+        """float32 [num_outputs, k], the rounded weight."""
+        return self.rows(torch.arange(self.num_outputs))
+
+    def rows(
+        self,
+        ids: Tensor,  # int64 [...], below num_outputs
+    ) -> Tensor:
+        """float32 [..., k]: rows of the rounded weight, as an embedding looks them up."""
+        integers = self.panels[ids // _WIDTH, :, ids % _WIDTH].flatten(-2)[..., : self.k]
+        rows: Tensor = integers * self.scales[ids][..., None]
+        return rows
+
+    def linear(
+        self,
+        x: Tensor,  # float32 [..., k]
+        bias: Tensor | None,  # float32 [num_outputs]
+    ) -> Tensor:
+        """float32 [..., num_outputs]. A row's bits do not depend on the rows beside it, nor on the threads."""
+        assert x.dtype == torch.float32, x.dtype
+        assert x.shape[-1] == self.k, f"rows of {x.shape[-1]} for a weight of {self.k}"
+        assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous()), "a bias is contiguous float32"
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], self.num_outputs)
+        library, num_rows, pairs = native.needed(), x.numel() // self.k, self.panels.shape[1]
+        rounded, scales = x.new_empty(num_rows, 2 * pairs, dtype=torch.int16), x.new_empty(num_rows)
+        library.batchrun_round_rows(
+            x.data_ptr(), rounded.data_ptr(), scales.data_ptr(), num_rows, self.k, pairs, float(largest_rounded(self.k))
+        )
+        library.batchrun_gemm_int8(
+            rounded.data_ptr(),
+            scales.data_ptr(),
+            self.panels.data_ptr(),
+            self.scales.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            num_rows,
+            self.num_outputs,
+            pairs,
+        )
+        return y
+
+
+def largest_rounded(k: int) -> int:
+    """The largest integer of a rounded row of k numbers."""
+    return min((1 << 15) - 1, ((1 << 31) - 1) // (_LARGEST * k))
+
+
+def _short(
+    scales: Tensor,  # float32 [...], not negative
+) -> Tensor:
+    """Rounded up to 16 bits of mantissa, so that 127 times a scale is exact."""
+    return ((scales.view(torch.int32) + 0xFF) & ~0xFF).view(torch.float32)
