@@ -56,7 +56,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.scheduler.waiting)
+        return self.scheduler.admission.num_waiting
 
     @property
     def capacity(self) -> int:
@@ -109,14 +109,12 @@ class Engine:
 
     def stop_admitting(self) -> tuple[Request, ...]:
         """Forgets the waiting rows, which nobody has begun; they are returned."""
-        waiting = tuple(self.scheduler.waiting)
-        self.scheduler.waiting.clear()
-        return waiting
+        return self.scheduler.admission.close()
 
     def in_flight(self) -> tuple[InFlight, ...]:
         """Rows that have begun and not finished."""
-        sequences = [*self.scheduler.running, *self.scheduler.preempted]
-        return tuple(InFlight(sequence.request.row_idx, tuple(sequence.output_ids.tolist())) for sequence in sequences)
+        begun = self.scheduler.begun
+        return tuple(InFlight(sequence.request.row_idx, tuple(sequence.output_ids.tolist())) for sequence in begun)
 
     def statistics(self) -> Statistics:
         return self.scheduler.statistics()

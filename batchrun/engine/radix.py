@@ -55,7 +55,7 @@ class RadixTree:
         self.num_evictable = 0
         self._pool = pool
         self._block_size = block_size
-        self._enabled = enabled
+        self.is_enabled = enabled
         self._node_of: dict[int, Node] = {}
         self._lru: OrderedDict[Node, None] = OrderedDict()  # unreferenced leaves, oldest first
 
@@ -95,7 +95,7 @@ class RadixTree:
     def insert(self, parent: Node, tokens: TokenIds, block: int, *, has_future: bool) -> Node | None:
         """Adds the block behind `parent`; None when the tree holds these tokens already (or is off)."""
         key = tokens.astype(">i4").tobytes()
-        if not self._enabled or key in parent.children:
+        if not self.is_enabled or key in parent.children:
             return None
         node = Node(parent, key, block, parent.end + self._block_size)
         node.has_future = has_future

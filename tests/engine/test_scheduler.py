@@ -243,7 +243,7 @@ def test_a_row_that_left_for_the_host_and_turns_out_to_have_ended_gives_its_plac
     finished = []
     while not finished:
         following = launch(engine)[1]
-        finished = land(2 if engine.preempted else 7)
+        finished = land(2 if engine.admission.preempted else 7)
         land = following
     assert engine.counters.swap_preemptions == 1
     assert finished == [0, 1]

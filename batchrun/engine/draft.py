@@ -1,0 +1,65 @@
+"""The step while it is put together: who gets how many tokens, and what is swapped and copied for it.
+
+Gives a sequence blocks as it gives it tokens. Who should get how much is decided elsewhere.
+"""
+
+from batchrun.engine.block_manager import BlockManager
+from batchrun.engine.sequence import Sequence
+from batchrun.engine.step import Item, ScheduledBatch, SwapIn, SwapOut
+
+
+class Draft:
+    """A step of at most `size` tokens, of which `budget` are left; `counts` are those that each sequence has got.
+
+    With `spares` a long prompt takes half of the step at most, so that others have the rest.
+    """
+
+    def __init__(self, blocks: BlockManager, size: int, *, spares: bool) -> None:
+        self.size = size
+        self.budget = size
+        self.counts: dict[Sequence, int] = {}
+        self.preempted: Sequence | None = None
+        self.reserved = 0  # blocks the running sequences are expected to need still
+        self.swap_outs: list[SwapOut] = []
+        self.swap_ins: list[SwapIn] = []
+        self._blocks = blocks
+        self._spares = spares
+        self._copied_from: dict[int, int] = {}  # destination slot -> source slot
+
+    def rest(self, sequence: Sequence) -> int:
+        """Tokens of the sequence that are not computed even after this step."""
+        return sequence.gap - self.counts.get(sequence, 0)
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Whether so many tokens do not fit a step."""
+        return num_tokens > self.size
+
+    def share(self, sequence: Sequence) -> int:
+        """Tokens of the budget that the sequence may take now."""
+        if self._spares and self.is_long(sequence.gap):
+            return min(self.budget, max(1, self.size // 2))
+        return self.budget
+
+    def extend(self, sequence: Sequence, limit: int) -> None:
+        """Gives the sequence up to `limit` tokens of this step, what it has got so far included, as far as there are
+        blocks for them."""
+        end = self._blocks.grow(sequence, sequence.num_computed + min(sequence.gap, limit))
+        count = end - sequence.num_computed
+        if count > 0:
+            self.budget -= count - self.counts.get(sequence, 0)
+            self.counts[sequence] = count
+            self._blocks.publish(sequence, min(end, sequence.prompt_len))
+
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Adds slot copies; a source that is itself a copy of this step is replaced by that one's source."""
+        for source, destination in copies:
+            self._copied_from[destination] = self._copied_from.get(source, source)
+
+    def freeze(self) -> ScheduledBatch:
+        """The step as it is to be carried out."""
+        items = tuple(
+            Item(sequence, sequence.num_computed, count, count == sequence.gap)
+            for sequence, count in self.counts.items()
+        )
+        copies = tuple((source, destination) for destination, source in self._copied_from.items())
+        return ScheduledBatch(items, tuple(self.swap_outs), tuple(self.swap_ins), copies)

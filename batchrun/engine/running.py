@@ -1,0 +1,91 @@
+"""The sequences that run: how they get tokens of a step, and how one of them leaves when there is no room.
+
+Which of them come first is a policy's; who enters is `admission`'s.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from batchrun.engine.block_manager import BlockManager
+from batchrun.engine.draft import Draft
+from batchrun.engine.policies import Pass
+from batchrun.engine.preemption import Costs, Preemption, choose_victim, choose_way
+from batchrun.engine.sequence import Sequence
+from batchrun.engine.statistics import Counters
+
+
+class Running:
+    """Sequences by arrival. Iterating goes over those that are there when it begins."""
+
+    def __init__(self, blocks: BlockManager, preemption: Preemption, costs: Costs, counters: Counters) -> None:
+        self._blocks = blocks
+        self._preemption: Preemption = preemption
+        self._costs = costs
+        self._counters = counters
+        self._sequences: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(tuple(self._sequences))
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._sequences, sequence, key=attrgetter("arrival"))
+
+    def remove(self, sequence: Sequence) -> None:
+        self._sequences.remove(sequence)
+
+    def proceed(self, which: Pass, draft: Draft) -> None:
+        """Gives running sequences, oldest first, the tokens they ask for; makes one leave when they find no room."""
+        for sequence in self:
+            is_asked = which == "all" or (which == "decode") == (sequence.gap == 1)
+            if is_asked and sequence not in draft.counts and sequence is not draft.preempted and not sequence.is_full:
+                self._extend(sequence, draft.share(sequence), draft)
+
+    def top_up(self, draft: Draft) -> None:
+        """Spends what is left of the budget on prompts whose chunk was kept short for others' sake."""
+        for sequence in self:
+            if draft.budget <= 0:
+                return
+            if sequence in draft.counts and draft.rest(sequence) > 0:
+                draft.extend(sequence, draft.budget + draft.counts[sequence])
+
+    def _extend(self, sequence: Sequence, limit: int, draft: Draft) -> None:
+        end = sequence.num_computed + min(sequence.gap, limit)
+        if self._blocks.lacking(sequence, end) > self._blocks.room:
+            self._preempt_one(draft)
+        if sequence is not draft.preempted:
+            draft.extend(sequence, limit)
+
+    def _preempt_one(self, draft: Draft) -> None:
+        """Makes one sequence leave, at most one a step and never the oldest."""
+        if draft.preempted is not None:
+            return
+        candidates = [one for one in self._sequences[1:] if one not in draft.counts and not one.is_full]
+        victim = choose_victim((sequence, self._freed_by(sequence)) for sequence in candidates)
+        if victim is not None:
+            self._preempt(victim, draft)
+
+    def _freed_by(self, sequence: Sequence) -> int:
+        """Blocks of its own that the sequence would leave behind."""
+        return len(sequence.block_table) - self._blocks.num_shared(sequence)
+
+    def _preempt(self, victim: Sequence, draft: Draft) -> None:
+        num_own = self._freed_by(victim)
+        num_tokens = min(victim.num_computed, num_own * self._blocks.block_size)
+        way = choose_way(self._preemption, self._costs, num_tokens, num_own, self._blocks.num_free_host_slots)
+        if way == "swap":
+            draft.swap_outs.append(self._blocks.swap_out(victim))
+            self._counters.swap_preemptions += 1
+        else:
+            # What nobody needs the room of until the victim is back need not be computed again.
+            self._blocks.publish(victim, victim.num_computed)
+            self._counters.recompute_preemptions += 1
+        self._blocks.tree.mark_last_reader(victim.node, 0, has_future=True)
+        self._blocks.release(victim)
+        victim.num_lost, victim.num_computed = victim.num_computed, 0
+        victim.num_preemptions += 1
+        self.remove(victim)
+        draft.preempted = victim
