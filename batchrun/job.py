@@ -159,6 +159,9 @@ class Job(BaseModel):
         "Engine", "chunked", "How a step's budget is split."
     )
     prefix_caching: Literal["on", "off"] = option("Engine", "on", "Share the KV of equal prefixes.")
+    speculation: Literal["auto", "off"] = option(
+        "Engine", "auto", "Guess tokens that stood in the row before, where a step has room; the text is the same."
+    )
     enforce_eager: bool = option("Engine", False, "Decode on a GPU without device graphs.")
 
     checkpoint_every: Seconds = option("Job", 30.0, "Time between commits, e.g. 30s.", "DURATION", gt=0)

@@ -71,7 +71,11 @@ def pack(
     ids = np.concatenate([item.context[item.start :] for item in items])
     positions = np.concatenate([np.arange(item.start, item.end) for item in items])
     slots = table[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    sampled = (np.cumsum(q_lens) - 1)[[item.samples for item in items]]
+    firsts = np.cumsum(q_lens) - q_lens
+    sampled = np.array(
+        [first + choice.num_tokens - 1 for first, item in zip(firsts, items, strict=True) for choice in item.choices],
+        np.int64,
+    )
     copies = np.array(batch.slot_copies, dtype=np.int64).reshape(-1, 2)
     pending = np.flatnonzero(ids == PENDING)
     assert last is not None or not len(pending), "tokens are pending, and nothing was sampled"

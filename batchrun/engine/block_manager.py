@@ -84,6 +84,12 @@ class BlockManager:
             sequence.block_table.append(self._allocate())
         return min(end, len(sequence.block_table) * self.block_size)
 
+    def shrink(self, sequence: Sequence) -> None:
+        """Takes blocks back that only a wrong guess has filled."""
+        num_needed = self.blocks_for(sequence.num_computed)
+        self.tree.release(sequence.block_table[num_needed:])
+        del sequence.block_table[num_needed:]
+
     def publish(self, sequence: Sequence, end: int) -> None:
         """Enters the sequence's full blocks up to `end` into the tree, so that the next rows can share them."""
         size = self.block_size

@@ -4,6 +4,7 @@ Gives a sequence blocks as it gives it tokens. Who should get how much is decide
 """
 
 from batchrun.engine.block_manager import BlockManager
+from batchrun.engine.request import TokenIds
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.step import Item, ScheduledBatch, SwapIn, SwapOut
 
@@ -18,6 +19,7 @@ class Draft:
         self.size = size
         self.budget = size
         self.counts: dict[Sequence, int] = {}
+        self.num_guessed: dict[Sequence, int] = {}
         self.preempted: Sequence | None = None
         self.reserved = 0  # blocks the running sequences are expected to need still
         self.swap_outs: list[SwapOut] = []
@@ -50,6 +52,17 @@ class Draft:
             self.counts[sequence] = count
             self._blocks.publish(sequence, min(end, sequence.prompt_len))
 
+    def guess(self, sequence: Sequence, tokens: TokenIds) -> None:
+        """Adds a guess of what follows a sequence that is computed to its end in this step, as far as there are free
+        blocks for it."""
+        num_free = self._blocks.pool.num_free * self._blocks.block_size
+        end = self._blocks.grow(sequence, sequence.num_tokens + min(len(tokens), num_free))
+        num_guessed = end - sequence.num_tokens
+        sequence.guess(tokens[:num_guessed])
+        self.num_guessed[sequence] = num_guessed
+        self.counts[sequence] += num_guessed
+        self.budget -= num_guessed
+
     def copy(self, copies: list[tuple[int, int]]) -> None:
         """Adds slot copies; a source that is itself a copy of this step is replaced by that one's source."""
         for source, destination in copies:
@@ -58,7 +71,7 @@ class Draft:
     def freeze(self) -> ScheduledBatch:
         """The step as it is to be carried out."""
         items = tuple(
-            Item(sequence, sequence.num_computed, count, count == sequence.gap)
+            Item(sequence, sequence.num_computed, count, count == sequence.gap, self.num_guessed.get(sequence, 0))
             for sequence, count in self.counts.items()
         )
         copies = tuple((source, destination) for destination, source in self._copied_from.items())

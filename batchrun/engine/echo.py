@@ -36,6 +36,7 @@ class EchoRunner:
         mean_output_len: int = 24,
         *,
         overlaps: bool = False,
+        num_free_tokens: int = 0,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -43,6 +44,7 @@ class EchoRunner:
         self.block_bytes = 8 * block_size
         self.is_gpu = False
         self.overlaps = overlaps
+        self.num_free_tokens = num_free_tokens
         self._pool = np.full((num_blocks, block_size), _UNREAD, dtype=np.int64)
         self._host = np.full((num_host_slots, block_size), _UNREAD, dtype=np.int64)
         self._mean_output_len = mean_output_len
@@ -59,8 +61,9 @@ class EchoRunner:
             self._write(slots, item)
         for source, destination in batch.slot_copies:
             slots[destination] = slots[source]
-        self._sampled = {item.sequence: self._next(item) for item in batch.sampled}
-        tokens = np.array(list(self._sampled.values()), dtype=np.int32)
+        chosen = [(item.sequence, self._next(item)) for item in batch.sampled]
+        self._sampled = dict(chosen)
+        tokens = np.array([token for _, token in chosen], dtype=np.int32)
         return Ended(Sampled(tokens, swap_bytes=batch.num_swapped * self.block_bytes))
 
     def _write(self, slots: NDArray[np.int64], item: Item) -> None:

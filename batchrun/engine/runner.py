@@ -29,6 +29,8 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVDTypeName = Literal["auto", "float16", "float32"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SWAP_AT_MOST = 4 << 30
+# A CPU does some 14 multiply-adds in the time in which it reads one float of a weight.
+_FREE_ON_CPU = 16
 _log = logging.getLogger(__name__)
 
 
@@ -97,6 +99,7 @@ class TorchRunner:
         self.num_host_slots = host.num_slots
         self.block_bytes = cache.block_bytes
         self.is_gpu = self.overlaps = model.place.is_cuda
+        self.num_free_tokens = 0 if self.overlaps else _FREE_ON_CPU
 
     @classmethod
     def build(cls, checkpoint: "Checkpoint", options: RunnerOptions) -> "TorchRunner":

@@ -19,8 +19,9 @@ from batchrun.engine.preemption import Costs, Preemption
 from batchrun.engine.request import Completion, FinishReason, Request
 from batchrun.engine.running import Running
 from batchrun.engine.sequence import Sequence
+from batchrun.engine.speculation import Speculation
 from batchrun.engine.statistics import Counters, Statistics
-from batchrun.engine.step import NO_TOKEN, Sampled, ScheduledBatch
+from batchrun.engine.step import NO_TOKEN, Item, Sampled, ScheduledBatch
 from batchrun.errors import EngineFailed, RowError
 
 FindStop = Callable[[Sequence], str | None]
@@ -42,6 +43,7 @@ class SchedulerConfig:
     schedule: Schedule = "chunked"
     preemption: Preemption = "auto"
     prefix_caching: bool = True
+    num_free_tokens: int = 0
 
 
 class Scheduler:
@@ -60,6 +62,7 @@ class Scheduler:
         self.admission = Admission(
             self.running, self.blocks, self.lengths, self.counters, self._policy, config.max_num_seqs
         )
+        self.speculation = Speculation(config.num_free_tokens, self.counters)
         self._budget = config.max_num_batched_tokens
 
     @property
@@ -100,6 +103,7 @@ class Scheduler:
             else:
                 self.running.proceed(which, draft)
         self.running.top_up(draft)
+        self.speculation.extend(draft)
         if draft.preempted is not None:
             self.admission.put_back(draft.preempted)
         batch = draft.freeze()
@@ -124,22 +128,40 @@ class Scheduler:
         knew it yet, scheduled once more: its token is dropped.
         """
         completions = []
-        for item, token in zip(batch.sampled, sampled.tokens.tolist(), strict=True):
-            sequence = item.sequence
-            if sequence.is_finished:
-                continue
-            if token == NO_TOKEN:
-                completions.append(self._finish(sequence, "error", None, _NOT_FINITE))
-                continue
-            sequence.resolve(token)
-            self.counters.output_tokens += 1
-            ending = self._ending(sequence, token, find_stop)
-            if ending is not None:
-                completions.append(self._finish(sequence, *ending))
+        tokens = iter(sampled.tokens.tolist())
+        for item in batch.items:
+            chosen = [next(tokens) for _ in item.choices]
+            if chosen and not item.sequence.is_finished:
+                completion = self._take(item, chosen, find_stop)
+                completions += [completion] if completion is not None else []
         self._count_step(batch)
         if sampled.was_split:
             self._budget = max(1, self._budget // 2)
         return completions
+
+    def _take(self, item: Item, chosen: list[int], find_stop: FindStop) -> Completion | None:
+        """The tokens chosen behind an item become its sequence's, up to the first that its draft had not guessed."""
+        sequence, completion, num_right = item.sequence, None, 0
+        for token in chosen:
+            if token == NO_TOKEN:
+                completion = self._finish(sequence, "error", None, _NOT_FINITE)
+                break
+            is_guessed = sequence.is_guessed(token)
+            sequence.resolve(token)
+            self.counters.output_tokens += 1
+            ending = self._ending(sequence, token, find_stop)
+            if ending is not None:
+                completion = self._finish(sequence, *ending)
+                break
+            if not is_guessed:
+                break
+            num_right += 1
+        if item.num_draft:
+            self.speculation.learn(sequence, num_right, item.num_draft)
+            if completion is None:
+                sequence.drop_draft()
+                self.blocks.shrink(sequence)
+        return completion
 
     def statistics(self) -> Statistics:
         """A snapshot of counters and gauges."""
@@ -177,6 +199,7 @@ class Scheduler:
             self.running.remove(sequence)
         self.blocks.release(sequence)
         sequence.is_finished = True
+        self.speculation.forget(sequence)
         if error is None:
             self.lengths.observe(len(sequence.output_ids))
         self.counters.rows_finished += 1
@@ -194,7 +217,7 @@ class Scheduler:
         counters = self.counters
         counters.steps += 1
         for item in batch.items:
-            counters.computed_tokens += item.num_tokens
+            counters.computed_tokens += item.num_tokens - item.num_draft
             counters.computed_prompt_tokens += max(0, min(item.end, item.sequence.prompt_len) - item.start)
         counters.slot_steps += self.config.max_num_seqs
         counters.busy_slot_steps += len(batch.items)

@@ -35,7 +35,8 @@ class Sequence:
     `node` is the last tree node of its own chain of published blocks and `num_published` that chain's length;
     `node` is None once another sequence has published the same tokens first, so that there is nothing to add.
     `num_lost` tokens had been computed when the sequence was last preempted. The first `num_known` tokens are known;
-    behind them are those that steps in flight sample.
+    behind them are those that steps in flight sample. Between a step and its end, `num_draft` tokens behind the known
+    ones are guesses that the step will prove or not.
     """
 
     __slots__ = (
@@ -47,6 +48,7 @@ class Sequence:
         "is_last_reader",
         "node",
         "num_computed",
+        "num_draft",
         "num_known",
         "num_lost",
         "num_preemptions",
@@ -63,6 +65,7 @@ class Sequence:
         self._tokens[: len(request.token_ids)] = request.token_ids
         self._tokens[len(request.token_ids) : len(request.token_ids) + len(request.output_ids)] = request.output_ids
         self.num_tokens = self.num_known = len(request.token_ids) + len(request.output_ids)
+        self.num_draft = 0
         self.is_finished = False
         self.num_computed = 0
         self.cached_tokens = 0
@@ -107,13 +110,30 @@ class Sequence:
         """Whether it has as many tokens as it may have; the last ones may be pending."""
         return self.output_len >= self.request.sampling.max_tokens
 
+    def guess(self, tokens: TokenIds) -> None:
+        """Appends a draft of what may follow; nothing may be pending."""
+        assert not self.has_pending, "a guess behind a token that nobody knows"
+        self._tokens[self.num_tokens : self.num_tokens + len(tokens)] = tokens
+        self.num_tokens += len(tokens)
+        self.num_draft = len(tokens)
+
     def expect(self) -> None:
         """One more token is being sampled."""
         self._tokens[self.num_tokens] = PENDING
         self.num_tokens += 1
 
     def resolve(self, token: int) -> None:
-        """The first pending token turned out to be this one."""
+        """The first token that was not known turned out to be this one."""
         assert self.has_pending, "a token that nobody expects"
         self._tokens[self.num_known] = token
         self.num_known += 1
+
+    def is_guessed(self, token: int) -> bool:
+        """Whether the draft has `token` next."""
+        return self.num_draft > 0 and int(self._tokens[self.num_known]) == token
+
+    def drop_draft(self) -> None:
+        """Forgets what is not known: it is computed again, as something else."""
+        self.num_tokens = self.num_known
+        self.num_computed = self.num_known - 1
+        self.num_draft = 0

@@ -9,6 +9,7 @@ class Counters:
 
     `computed_tokens` went through the model, `computed_prompt_tokens` of them being prompt; `cached_tokens` were
     found in the tree when their row was first admitted. `recomputed_tokens` had been computed before a preemption.
+    `drafted_tokens` were guessed, and are counted as computed only where they were `accepted_tokens`.
     `slot_steps` counts the places of the batch summed over steps, `busy_slot_steps` those that held a running row:
     their difference is what a static batch pads. `allocated_token_steps` and `used_token_steps` do the same for
     the KV slots of running rows.
@@ -22,6 +23,8 @@ class Counters:
     computed_prompt_tokens: int = 0
     output_tokens: int = 0
     recomputed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     recompute_preemptions: int = 0
     swap_preemptions: int = 0
     swapped_bytes: int = 0

@@ -18,13 +18,15 @@ class Item:
 
     All earlier positions are in the cache (or are being written in this same step by another item); the
     sequence's `block_table` covers every position up to the end. `samples` is true when the last of these
-    tokens is the sequence's last one, so that its logits choose the next token.
+    tokens is the sequence's last one, so that its logits choose the next token. The last `num_draft` tokens are a
+    guess: a token is chosen before each of them, too.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
     samples: bool
+    num_draft: int = 0
 
     @property
     def end(self) -> int:
@@ -39,6 +41,16 @@ class Item:
     def output_len(self) -> int:
         """Tokens that the sequence had generated before this step."""
         return self.end - self.sequence.prompt_len
+
+    @property
+    def choices(self) -> "tuple[Item, ...]":
+        """The item up to each of its tokens behind which one is chosen, in their order."""
+        if not self.samples:
+            return ()
+        if not self.num_draft:
+            return (self,)
+        certain = self.num_tokens - self.num_draft
+        return tuple(replace(self, num_tokens=num, num_draft=0) for num in range(certain, self.num_tokens + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +100,8 @@ class ScheduledBatch:
 
     @property
     def sampled(self) -> tuple[Item, ...]:
-        """The items that sample a token, in the order of `items`."""
-        return tuple(item for item in self.items if item.samples)
+        """What a token is chosen behind, in the order of `items`: an item's `choices`."""
+        return tuple(choice for item in self.items for choice in item.choices)
 
     def halves(self) -> "tuple[ScheduledBatch, ScheduledBatch]":
         """Two steps that compute one after another what this one computes; swaps are left out.
@@ -98,6 +110,7 @@ class ScheduledBatch:
         early, nobody reads before the second one.
         """
         assert self.num_tokens > 1, "a token cannot be halved"
+        assert not any(item.num_draft for item in self.items), "a device that may lack memory is given no drafts"
         first, second, left = [], [], self.num_tokens // 2
         for item in self.items:
             taken = min(item.num_tokens, left)
@@ -148,7 +161,8 @@ class Runner(Protocol):
 
     `num_blocks` pool blocks of `block_size` tokens and `num_host_slots` block-sized places on the host exist. Steps
     are carried out in the order of their launches. With `overlaps`, one step may be launched before the last one was
-    waited for: a token that is pending on the host is taken from what the last step sampled.
+    waited for: a token that is pending on the host is taken from what the last step sampled. A step of
+    `num_free_tokens` takes about as long as one of a single token: as many are worth guessing. It is zero with `overlaps`.
     """
 
     block_size: int
@@ -157,6 +171,7 @@ class Runner(Protocol):
     block_bytes: int
     is_gpu: bool
     overlaps: bool
+    num_free_tokens: int
 
     def launch(self, batch: ScheduledBatch) -> Launched:
         """Swap, compute and sample. All that the step needs is read before it returns."""

@@ -79,6 +79,7 @@ def _configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...]) -> Sche
         schedule=job.schedule,
         preemption=job.preemption,
         prefix_caching=job.prefix_caching == "on",
+        num_free_tokens=runner.num_free_tokens if job.speculation == "auto" else 0,
     )
 
 

@@ -1,14 +1,16 @@
 """Thousands of random jobs against a model whose answer changes with any wrong block, position or copy."""
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 
-from batchrun.engine.echo import EOS_TOKEN_ID, EchoRunner, answer
+from batchrun.engine.echo import EOS_TOKEN_ID, EchoRunner, answer, choose, entries
 from batchrun.engine.engine import Engine
-from batchrun.engine.request import Completion, Request, SamplingParams
+from batchrun.engine.request import Completion, Request, SamplingParams, TokenIds
 from batchrun.engine.scheduler import SchedulerConfig
+from batchrun.engine.speculation import PromptLookup
 from batchrun.engine.statistics import Counters
 
 MEAN_OUTPUT_LEN = 12  # tokens; a job with a larger mean runs into its limits, past what admission expected
@@ -42,6 +44,8 @@ def make_engine(num_blocks: int, **options) -> Engine:
     mean_output_len, overlaps = options.pop("mean_output_len", MEAN_OUTPUT_LEN), options.pop("overlaps", False)
     runner = EchoRunner(num_blocks, block_size, num_host_slots, mean_output_len, overlaps=overlaps)
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "eos_token_ids": frozenset({EOS_TOKEN_ID})} | options
+    if overlaps:
+        settings["num_free_tokens"] = 0
     config = SchedulerConfig(
         num_blocks=num_blocks,
         num_host_slots=num_host_slots,
@@ -72,6 +76,22 @@ def expected(request: Request, mean_output_len: int = MEAN_OUTPUT_LEN) -> list[i
     return answer(request.token_ids, request.sampling.max_tokens, mean_output_len, ends)
 
 
+class OftenRight(PromptLookup):
+    """Guesses by asking the model, and spoils some of it."""
+
+    def __init__(self, seed: int, mean_output_len: int) -> None:
+        super().__init__()
+        self._rng = random.Random(seed)
+        self._mean_output_len = mean_output_len
+
+    def propose(self, tokens: TokenIds, most: int) -> TokenIds:
+        guess = list(tokens)
+        for _ in range(self._rng.randint(0, most)):
+            right = choose(entries(np.array(guess, dtype=np.int32), 0), self._mean_output_len)
+            guess.append(right if self._rng.random() < 0.8 else self._rng.randint(3, 200))
+        return np.array(guess[len(tokens) :], dtype=np.int32)
+
+
 def random_job(seed: int) -> tuple[Counters, Counters]:
     """One random job against the oracle; its counters."""
     rng = random.Random(seed)
@@ -95,7 +115,9 @@ def random_job(seed: int) -> tuple[Counters, Counters]:
         preemption=rng.choice(["auto", "recompute", "swap", "swap"]),
         prefix_caching=rng.random() < 0.85,
         overlaps=rng.random() < 0.5,
+        num_free_tokens=rng.choice([0, 2, 16, 100]),
     )
+    engine.scheduler.speculation.lookup = partial(OftenRight, seed, mean_output_len)
     done = run(engine, requests, forgets=rng.random() < 0.3)
     assert {row_idx: list(completion.token_ids) for row_idx, completion in done.items()} == {
         request.row_idx: expected(request, mean_output_len) for request in requests
@@ -114,3 +136,4 @@ def test_random_jobs_answer_like_the_model_alone(block_of_seeds):
     assert sum(counter.recompute_preemptions for counter in counters) > 0
     assert sum(counter.swap_preemptions for counter in counters) > 0
     assert sum(counter.swapped_bytes for counter in counters) > 0
+    assert sum(counter.drafted_tokens for counter in counters) > sum(counter.accepted_tokens for counter in counters) > 0

@@ -193,7 +193,7 @@ CHANGES_NONE = {
     "max_num_seqs": 3, "max_num_batched_tokens": 111, "block_size": 4, "kv_cache_memory": 7, "swap_space": 7,
     "preemption": "swap", "schedule": "static", "prefix_caching": "off", "checkpoint_every": 1, "drain_timeout": 1,
     "wait_lock": 1, "max_error_rate": 0.5, "overwrite": True, "gpu_memory_utilization": 0.5, "device": "cpu",
-    "enforce_eager": True,
+    "enforce_eager": True, "speculation": "off",
 }  # fmt: skip
 
 

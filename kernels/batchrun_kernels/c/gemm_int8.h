@@ -124,14 +124,17 @@ static void NAME(round_rows)(const float *x, int16_t *rounded, float *scales, lo
             flaws += from[i] * 0.0f;
         }
         scales[row] = most_here / most + flaws;
-        const float factor = flaws == 0 && most_here > 0 ? most / most_here : 0;
+        if (flaws != 0 || most_here == 0) {
+            memset(to, 0, 2 * pairs * sizeof *to);
+            continue;
+        }
+        const float factor = most / most_here;
         for (i = 0; i + 8 <= k; i += 8) {
-            float8 some = flaws == 0 ? *(const float8 *)(from + i) * factor + magic : magic;
-            int8 integers = (int8)some - (int8)magic;
-            *(short8 *)(to + i) = __builtin_convertvector(integers, short8);
+            float8 some = *(const float8 *)(from + i) * factor + magic;
+            *(short8 *)(to + i) = __builtin_convertvector((int8)some - (int8)magic, short8);
         }
         for (; i < k; i++)
-            to[i] = flaws == 0 ? (int16_t)lrintf(from[i] * factor) : 0;
+            to[i] = (int16_t)lrintf(from[i] * factor);
         if (2 * pairs > k)
             to[k] = 0;
     }
