@@ -6,9 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchrun.engine.fused import FusedNorm
-from batchrun_kernels import Mask
+from batchrun.engine.fused import FusedGlu, FusedLinear, FusedNorm
+from batchrun_kernels import KVLayer, Mask
 from batchrun_kernels.layers import LayerKernels
+from batchrun_kernels.native_layer import LayerLinear, LayerNorm, LayerSpec
+from batchrun_kernels.packed import PackedWeight
+from batchrun_kernels.packed_int8 import Int8Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,10 @@ class LayerParts:
     mask: Mask
     layer_idx: int
 
+    @property
+    def kv_layer(self) -> KVLayer:
+        return KVLayer(self.heads.num_kv_heads, self.heads.key_dim, self.heads.value_dim)
+
 
 class FusedLayer(nn.Module):
     """Called as transformers calls its own layer, with a `KVCache`."""
@@ -53,6 +60,8 @@ class FusedLayer(nn.Module):
         self._kernels = kernels
         # Registered, so that who walks a model finds them.
         self.qkv, self.out, self.mlp = nn.ModuleList(parts.qkv), parts.out, parts.mlp
+        spec = _spec(parts)
+        self._whole = kernels.whole(spec) if kernels.whole is not None and spec is not None else None
 
     def forward(
         self,
@@ -65,6 +74,9 @@ class FusedLayer(nn.Module):
         """[1, num_tokens, width]."""
         parts, x = self.parts, hidden_states[0]
         cos, sin = position_embeddings
+        if self._whole is not None and cache.runs_layers:
+            result: Tensor = cache.run_layer(parts.layer_idx, self._whole, parts.kv_layer, x, cos[0], sin[0])
+            return result[None]
         q, k, v = self._states(parts.norm(x), cos[0], sin[0])
         cache.write(parts.layer_idx, k, v)
         hidden: Tensor = parts.out(cache.attend(parts.layer_idx, q, parts.mask).flatten(1))
@@ -102,3 +114,42 @@ class FusedLayer(nn.Module):
 def first_of(result: Any) -> Any:
     """A module's hidden states, where a mixture of experts gives its router's choice too."""
     return result[0] if isinstance(result, tuple) else result
+
+
+def _spec(parts: LayerParts) -> LayerSpec | None:
+    """The same for one call, where every part is of a kind that has it."""
+    mlp, heads = parts.mlp, parts.heads
+    if len(parts.qkv) != 1 or not isinstance(mlp, FusedGlu):
+        return None
+    linears = [_linear(module) for module in (parts.qkv[0], parts.out, mlp.gate_up, mlp.down)]
+    qkv, out, gate_up, down = linears
+    if qkv is None or out is None or gate_up is None or down is None:
+        return None
+    return LayerSpec(
+        norm=LayerNorm(parts.norm.weight, parts.norm.eps),
+        qkv=qkv,
+        q_norm=_norm(parts.q_norm),
+        k_norm=_norm(parts.k_norm),
+        out=out,
+        after_attention=_norm(parts.after_attention),
+        before_mlp=LayerNorm(parts.before_mlp.weight, parts.before_mlp.eps),
+        gate_up=gate_up,
+        down=down,
+        activation=mlp.activation,
+        after_mlp=_norm(parts.after_mlp),
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        key_dim=heads.key_dim,
+        value_dim=heads.value_dim,
+        mask=parts.mask,
+    )
+
+
+def _linear(module: nn.Module) -> LayerLinear | None:
+    if isinstance(module, FusedLinear) and isinstance(module.packed, PackedWeight | Int8Weight):
+        return LayerLinear(module.packed, module.bias)
+    return None
+
+
+def _norm(norm: FusedNorm | None) -> LayerNorm | None:
+    return None if norm is None else LayerNorm(norm.weight, norm.eps)

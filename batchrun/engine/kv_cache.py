@@ -10,7 +10,7 @@ from weakref import ReferenceType, ref
 from torch import Tensor
 
 from batchrun.engine.batch import ForwardBatch
-from batchrun_kernels import Attention, KVLayer, KVPool, Mask
+from batchrun_kernels import Attention, KVLayer, KVPool, Mask, WholeLayer
 
 # The attribute of keys and values that a cache was shown: the `PagedLayer` of theirs.
 _MARK = "batchrun_layer"
@@ -75,6 +75,7 @@ class KVCache:
         self.layers: dict[int, KVLayer] = {}  # by the layer's index in the model
         self.attention = attention
         self._place = place
+        self.masks: list[Mask] = []  # how the step's layers have asked so far
         self._step: ForwardBatch | None = None
         self._plan: Any = None
 
@@ -97,6 +98,7 @@ class KVCache:
         """All layers' `update`s up to the next `begin` belong to this step; `plan` is the attention's for it."""
         self._step = step
         self._plan = plan
+        self.masks = []
 
     def update(
         self,
@@ -124,11 +126,9 @@ class KVCache:
         value: Tensor,  # [num_tokens, kv_heads, value_dim]
     ) -> None:
         """Writes the step's keys and values, then does its slot copies."""
-        step = self._step
+        step, layout = self._step, self.attention.layout
         assert step is not None, "write before begin"
-        if layer_idx not in self.pools:
-            self.allocate(layer_idx, KVLayer(key.shape[1], key.shape[2], value.shape[2]))
-        pool, layout = self.pools[layer_idx], self.attention.layout
+        pool = self._pool(layer_idx, KVLayer(key.shape[1], key.shape[2], value.shape[2]))
         layout.write(pool, key, value, step.slots)
         if len(step.copy_sources):
             layout.copy_slots(pool, step.copy_sources, step.copy_targets)
@@ -141,7 +141,32 @@ class KVCache:
     ) -> Tensor:
         """[num_tokens, num_heads, value_dim], over what the layer has written in this step and before."""
         pool = self.pools[layer_idx]
+        self.masks.append(mask)
         return self.attention.attend(q, pool.keys, pool.values, self._plan, mask)
+
+    @property
+    def runs_layers(self) -> bool:
+        """Whether the step's layers may be computed by `run_layer`; slots are copied between a write and attention."""
+        return self.attention.runs_layers and self._step is not None and not len(self._step.copy_sources)
+
+    def run_layer(
+        self,
+        layer_idx: int,
+        whole: WholeLayer,
+        shape: KVLayer,
+        x: Tensor,  # [num_tokens, width]
+        cos: Tensor,  # [num_tokens, turned]
+        sin: Tensor,  # [num_tokens, turned]
+    ) -> Tensor:
+        """[num_tokens, width]: the layer's result, its keys and values written and attended to on the way."""
+        assert self._step is not None, "a layer before begin"
+        self.masks.append(whole.mask)
+        return whole(x, cos, sin, self._pool(layer_idx, shape), self._step.slots, self._plan)
+
+    def _pool(self, layer_idx: int, shape: KVLayer) -> KVPool:
+        if layer_idx not in self.pools:
+            self.allocate(layer_idx, shape)
+        return self.pools[layer_idx]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given, never derived from what the cache has seen."""

@@ -84,9 +84,7 @@ class Model:
         return cls.adopt(module.to(device), kv_dtype, quantization)
 
     @classmethod
-    def adopt(
-        cls, module: Any, kv_dtype: torch.dtype | None = None, quantization: Quantization = "none"
-    ) -> "Model":
+    def adopt(cls, module: Any, kv_dtype: torch.dtype | None = None, quantization: Quantization = "none") -> "Model":
         """Takes over a transformers model that runs eager attention; see `load`.
 
         Quantized, it is compared with what its own code computes from the rounded weights.

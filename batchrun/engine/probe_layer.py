@@ -44,6 +44,7 @@ class _Cache:
     """Stands for the `KVCache` of a step, to a fused layer and, with `_Paged`, to one of transformers."""
 
     is_compileable = False
+    runs_layers = False
 
     def __init__(self) -> None:
         self.question: _Question | None = None

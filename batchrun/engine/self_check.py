@@ -19,7 +19,7 @@ from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.step import Item, ScheduledBatch
 from batchrun.errors import ModelUnavailable
-from batchrun_kernels import Attention, Feature, KVLayer, Mask, Work
+from batchrun_kernels import Attention, Feature, KVLayer, Mask
 
 _BLOCK_SIZE = 4
 # (first chunk, length) of each sequence.
@@ -50,26 +50,6 @@ class Expected:
     logits: tuple[Tensor, ...]  # [length, vocab] each
 
 
-class _Witness:
-    """An attention that remembers how each layer asked."""
-
-    def __init__(self, attention: Attention) -> None:
-        self.name, self.features, self.layout = attention.name, attention.features, attention.layout
-        self.supports_graphs = attention.supports_graphs
-        self.masks: list[Mask] = []
-        self._attention = attention
-
-    def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
-        return self._attention.fits(layer, dtype)
-
-    def plan(self, work: Work) -> Any:
-        return self._attention.plan(work)
-
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: Any, mask: Mask) -> Tensor:
-        self.masks.append(mask)
-        return self._attention.attend(q, keys, values, plan, mask)
-
-
 @torch.inference_mode()
 def expect(module: Any) -> Expected:
     """Asks a transformers model that computes eager attention; `module` is not changed."""
@@ -93,17 +73,15 @@ def check(
     """
     name = expected.name
     kv_place = expected.place if kv_place is None else kv_place
-    witness = _Witness(attention)
     try:
-        packed, cache = _packed_logits(module, _sequences(expected.vocab_size), witness, kv_place)
+        packed, cache = _packed_logits(module, _sequences(expected.vocab_size), attention, kv_place)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelUnavailable(f"{name} cannot be run over blocks: {reason}") from error
-    masks = witness.masks[: len(witness.masks) // 2]  # the second chunks ask the same again
-    _check_windows(name, module.config.get_text_config(decoder=True), masks)
+    _check_windows(name, module.config.get_text_config(decoder=True), cache.masks)
     is_exact = expected.place.dtype == kv_place.dtype == torch.float32 and not rounds
     _check_logits(name, torch.cat(packed), torch.cat(expected.logits), is_exact)
-    return Checked(cache.layers, frozenset().union(*(mask.features for mask in masks)))
+    return Checked(cache.layers, frozenset().union(*(mask.features for mask in cache.masks)))
 
 
 def _sequences(vocab_size: int) -> list[Sequence]:
@@ -125,17 +103,17 @@ def _plain_logits(module: Any, sequence: Sequence, place: Tensor) -> Tensor:
 
 
 def _packed_logits(
-    module: Any, sequences: list[Sequence], witness: _Witness, place: Tensor
+    module: Any, sequences: list[Sequence], attention: Attention, place: Tensor
 ) -> tuple[list[Tensor], KVCache]:
     """Each sequence's logits [length, vocab], from two steps, and the cache they went through."""
-    cache = KVCache(sum(len(sequence.block_table) for sequence in sequences), _BLOCK_SIZE, witness, place)
+    cache = KVCache(sum(len(sequence.block_table) for sequence in sequences), _BLOCK_SIZE, attention, place)
     parts: list[list[Tensor]] = [[] for _ in sequences]
     for late in (False, True):
         spans = [(cut, length - cut) if late else (0, cut) for cut, length in _CHUNKS]
         items = tuple(Item(one, start, num, samples=late) for one, (start, num) in zip(sequences, spans, strict=True))
         batch = pack(ScheduledBatch(items), _BLOCK_SIZE, place.device)
         batch = replace(batch, sampled=torch.arange(batch.input_ids.shape[1], device=place.device))
-        logits = run_packed(module, batch, cache, witness.plan(batch.work))
+        logits = run_packed(module, batch, cache, attention.plan(batch.work))
         for own, part in zip(parts, torch.split(logits, [num for _, num in spans]), strict=True):
             own.append(part)
     return [torch.cat(own) for own in parts], cache

@@ -12,6 +12,7 @@ from batchrun_kernels.contract import (
     Layout,
     Mask,
     UnsupportedError,
+    WholeLayer,
     Work,
 )
 from batchrun_kernels.select import check_kv_dtype, select
@@ -25,6 +26,7 @@ __all__ = [
     "Layout",
     "Mask",
     "UnsupportedError",
+    "WholeLayer",
     "Work",
     "check_kv_dtype",
     "select",

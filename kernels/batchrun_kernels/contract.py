@@ -112,6 +112,25 @@ class GraphPlan(Protocol):
         ...
 
 
+class WholeLayer(Protocol):
+    """A decoder layer that a device computes in one call."""
+
+    @property
+    def mask(self) -> Mask: ...
+
+    def __call__(
+        self,
+        x: Tensor,  # [num_tokens, width]
+        cos: Tensor,  # [num_tokens, turned]
+        sin: Tensor,  # [num_tokens, turned]
+        pool: KVPool,
+        slots: Tensor,  # int64 [num_tokens]
+        plan: Any,
+    ) -> Tensor:
+        """[num_tokens, width]; the step's keys and values are in their slots."""
+        ...
+
+
 class Attention(Protocol):
     """Attention over the block table: what depends on the step is planned once and shared by all layers.
 
@@ -121,12 +140,15 @@ class Attention(Protocol):
     Where `supports_graphs`, plans are `GraphPlan`s, and `attend` and the layout only queue work on the current
     stream, as long as every layer has attended once, outside of a graph, before the plan is made: in the first step
     kernels are compiled and it becomes known which layers there are.
+
+    Where `runs_layers`, a `WholeLayer` of its device's kernels may be called with its pools and plans.
     """
 
     name: str
     features: frozenset[Feature]
     layout: Layout
     supports_graphs: bool
+    runs_layers: bool
 
     def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
         """Whether it can attend to such keys and values."""

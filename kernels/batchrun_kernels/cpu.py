@@ -47,6 +47,7 @@ class GatherAttention:
     name = "torch"
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
     supports_graphs = False
+    runs_layers = False
     layout: Layout = SlotMajor()
 
     def __init__(self, device: torch.device | None = None) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -11,7 +12,8 @@ from torch.nn import functional
 
 from batchrun_kernels import elementwise, native
 from batchrun_kernels.elementwise import Activation
-from batchrun_kernels.contract import UnsupportedError
+from batchrun_kernels.contract import UnsupportedError, WholeLayer
+from batchrun_kernels.native_layer import LayerSpec, NativeLayer, Scratch
 from batchrun_kernels.packed import PackedWeight
 from batchrun_kernels.packed_int8 import Int8Weight
 
@@ -70,6 +72,7 @@ class PlainWeight:
 class LayerKernels:
     """`packs_all`: packed weights are faster; otherwise only those that are joined are worth packing.
 
+    `whole`: makes one call of a layer, for a pool and plans of an attention that `runs_layers`.
     `rounds`: what a weight is packed to is not what it was, nor are the rows that it is multiplied with.
     """
 
@@ -81,12 +84,11 @@ class LayerKernels:
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]  # x [num_tokens, heads, dim], cos and sin [num_tokens, dim]
     pack: Callable[[Tensor], Weight]  # [num_outputs, k]
     packs_all: bool
+    whole: Callable[[LayerSpec], WholeLayer] | None = None
     rounds: bool = False
 
 
-def layer_kernels(
-    device: torch.device, dtype: torch.dtype, quantization: Quantization = "none"
-) -> LayerKernels | None:
+def layer_kernels(device: torch.device, dtype: torch.dtype, quantization: Quantization = "none") -> LayerKernels | None:
     """None: torch's own operations are all there is. Raises UnsupportedError where weights cannot be quantized so."""
     if quantization == "int8":
         if device.type != "cpu" or dtype != torch.float32:
@@ -103,7 +105,8 @@ def _native_kernels() -> LayerKernels:
     if native.find() is None:
         raise UnsupportedError("the C kernels were not built; install a C compiler with OpenMP and reinstall")
     norms = elementwise.rms_norm, elementwise.add_rms_norm
-    return LayerKernels("c", *norms, elementwise.glu, elementwise.rope, PackedWeight.pack, packs_all=True)
+    whole = partial(NativeLayer, scratch=Scratch())
+    return LayerKernels("c", *norms, elementwise.glu, elementwise.rope, PackedWeight.pack, packs_all=True, whole=whole)
 
 
 def triton_kernels() -> LayerKernels:

@@ -26,6 +26,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "batchrun_glu": [_POINTER, _POINTER, _LONG, _LONG, _INT],
     "batchrun_attend": [_POINTER, _INT],
     "batchrun_write": [_POINTER, _INT],
+    "batchrun_layer": [_POINTER, _POINTER],
+    "batchrun_layer_scratch": [_POINTER, _LONG],
     "batchrun_read": [_POINTER, _LONG],
     "batchrun_multiply_add": [_LONG],
     "batchrun_rope": [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG],
@@ -62,6 +64,7 @@ def load(folder: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
     library.batchrun_instructions.restype = ctypes.c_char_p
+    library.batchrun_layer_scratch.restype = _LONG
     return library
 
 

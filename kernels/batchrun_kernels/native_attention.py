@@ -120,7 +120,7 @@ class ColumnKeys:
             value_dim=value.shape[2],
             block_size=pool.keys.shape[3],
         )
-        native.needed().batchrun_write(ctypes.byref(arguments), _is_half(pool.keys, pool.values))
+        native.needed().batchrun_write(ctypes.byref(arguments), is_half(pool.keys, pool.values))
 
     def copy_slots(
         self,
@@ -139,6 +139,7 @@ class NativeAttention:
     name = "c"
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
     supports_graphs = False
+    runs_layers = True
     layout: Layout = ColumnKeys()
 
     def fits(self, layer: KVLayer, dtype: torch.dtype) -> bool:
@@ -200,11 +201,12 @@ class NativeAttention:
             scale=mask.scale,
             softcap=mask.softcap or 0.0,
         )
-        native.needed().batchrun_attend(ctypes.byref(arguments), _is_half(keys, values))
+        native.needed().batchrun_attend(ctypes.byref(arguments), is_half(keys, values))
         return out
 
 
-def _is_half(keys: Tensor, values: Tensor) -> bool:
+def is_half(keys: Tensor, values: Tensor) -> bool:
+    """Whether a pool is of float16; it is of float32 else."""
     assert keys.dtype == values.dtype, f"{keys.dtype}, {values.dtype}"
     assert keys.dtype in (torch.float32, torch.float16), keys.dtype
     return keys.dtype == torch.float16

@@ -14,6 +14,7 @@ class ReferenceAttention:
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
     layout: Layout = SlotMajor()
     supports_graphs = False
+    runs_layers = False
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         self._dtype = dtype

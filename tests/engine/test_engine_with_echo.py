@@ -136,4 +136,6 @@ def test_random_jobs_answer_like_the_model_alone(block_of_seeds):
     assert sum(counter.recompute_preemptions for counter in counters) > 0
     assert sum(counter.swap_preemptions for counter in counters) > 0
     assert sum(counter.swapped_bytes for counter in counters) > 0
-    assert sum(counter.drafted_tokens for counter in counters) > sum(counter.accepted_tokens for counter in counters) > 0
+    assert (
+        sum(counter.drafted_tokens for counter in counters) > sum(counter.accepted_tokens for counter in counters) > 0
+    )

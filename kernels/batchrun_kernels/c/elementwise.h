@@ -10,8 +10,19 @@ INLINE void NAME(add)(const float *x, float *sum, long n)
         sum[i] += x[i];
 }
 
+/* The same with all threads. */
+static void NAME(add_all)(const float *x, float *sum, long n)
+{
+    const long pieces = n > SMALL_ROWS ? omp_get_max_threads() : 1;
+#pragma omp parallel for if (pieces > 1)
+    for (long piece = 0; piece < pieces; piece++) {
+        const long begin = n * piece / pieces;
+        NAME(add)(x + begin, sum + begin, n * (piece + 1) / pieces - begin);
+    }
+}
+
 /* y[row] = x[row] / sqrt(mean of squares + eps) * weight; x, y [m][n]. With `sum` [m][n], x is added to it before, and
- * it is what is normalised. */
+ * it is what is normalised. y may be what is normalised. */
 static void NAME(rms_norm)(const float *x, float *sum, const float *weight, float eps, float *y, long m, long n)
 {
 #pragma omp parallel for if (m * n > SMALL_ROWS)

@@ -90,6 +90,43 @@ struct written {
     long tokens, kv_heads, key_dim, value_dim, block_size;
 };
 
+/* A packed weight [n][k]: of float32, or of 8 bits where it has scales. */
+struct weight {
+    const void *panels;
+    const float *scales, *bias; /* each may be null */
+    long n, k;
+    float most; /* the largest integer of a rounded row */
+};
+
+/* RMSNorm; without a weight there is none. */
+struct norm {
+    const float *weight;
+    float eps;
+};
+
+/* A decoder layer, as native_layer.py fills it in; `qkv` gives queries, keys and values, `gate_up` gates before ups. */
+struct layer {
+    struct norm norm, q_norm, k_norm, after_attention, before_mlp, after_mlp;
+    struct weight qkv, out, gate_up, down;
+    const float *sinks; /* [heads] or null */
+    long heads, kv_heads, key_dim, value_dim, window;
+    float scale, softcap;
+    int is_gelu;
+};
+
+/* A step's pass through one layer. */
+struct pass {
+    const float *x;         /* [tokens][width] */
+    float *y;               /* [tokens][width], not x */
+    const float *cos, *sin; /* [tokens][turned] */
+    const int64_t *slots;   /* [tokens] */
+    void *keys, *values;    /* the layer's pool, as `attend` reads it */
+    const int32_t *q_lens, *kv_lens, *table;
+    float *scratch; /* batchrun_layer_scratch floats */
+    long tokens, turned, items, table_width, block_size;
+    int half; /* keys and values are float16 */
+};
+
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
@@ -210,6 +247,14 @@ void batchrun_write(const struct written *arguments, int half)
     else
         CALL(write, arguments);
 }
+
+/* sum[n] += x[n]. */
+void batchrun_add(const float *x, float *sum, long n)
+{
+    CALL(add_all, x, sum, n);
+}
+
+#include "layer.h"
 
 /* The two return their sum, so that it is computed. */
 float batchrun_read(const float *x, long n)

@@ -52,6 +52,7 @@ class TritonAttention:
     features: frozenset[Feature] = frozenset({"window", "softcap", "sinks"})
     layout: Layout = HeadMajor()
     supports_graphs = True
+    runs_layers = False
 
     def __init__(self, device: torch.device, *, shares_prefixes: bool = True) -> None:
         self._device = device
