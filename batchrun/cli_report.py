@@ -52,12 +52,14 @@ def summary_text(outcome: Outcome) -> str:
     preempted = f"{outcome.preemptions:,}"
     if outcome.preemptions:
         preempted += f" · {size(outcome.swapped_bytes)} swapped · {outcome.recomputed_tokens:,} tokens recomputed"
+    guessed = f"{outcome.accepted_tokens:,} of {outcome.drafted_tokens:,} tokens guessed ahead were right"
     return aligned(
         [
             ("rows", rows),
             ("prompts", f"{outcome.prompt_tokens:,} tokens · prefix hit {outcome.hit_rate:.1%} · "
                         f"{outcome.computed_tokens:,} computed"),
             ("output", f"{outcome.output_tokens:,} tokens · {rate:,.1f} tok/s"),
+            *([("guessed", guessed)] if outcome.drafted_tokens else []),
             ("preempted", preempted),
             ("time", f"{duration(outcome.elapsed_s)} · {duration(outcome.run_s)} in the engine · "
                      f"{outcome.steps:,} steps"),

@@ -32,7 +32,8 @@ _DURATION = TypeAdapter(timedelta)
 # What the answers depend on besides the inputs, the model's files and the sampling parameters.
 _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
-    "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization", "kv_cache_dtype",
+    "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization",
+    "kv_cache_dtype",
 )  # fmt: skip
 _LONGEST_PLAIN_VALUE = 40
 

@@ -196,6 +196,8 @@ def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: f
         preemptions=counters.preemptions,
         swapped_bytes=counters.swapped_bytes,
         recomputed_tokens=counters.recomputed_tokens,
+        drafted_tokens=counters.drafted_tokens,
+        accepted_tokens=counters.accepted_tokens,
         steps=counters.steps,
         occupancy=counters.occupancy,
         run_s=ran.seconds if ran else 0.0,

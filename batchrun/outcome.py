@@ -16,7 +16,8 @@ class Outcome:
 
     From `prompt_tokens` on the figures are the engine's in this process, zero when the job was `already_complete`:
     of the prompt tokens that it was given, `cached_tokens` came from a shared prefix and `computed_tokens` were
-    computed; `recomputed_tokens` were computed again after a preemption. `run_s` is the time the engine ran, without
+    computed; `recomputed_tokens` were computed again after a preemption; of `drafted_tokens` guessed ahead
+    `accepted_tokens` were right. `run_s` is the time the engine ran, without
     planning, loading and publishing; `occupancy` the share of the batch's places that held a running row, over all
     steps. `max_error_rate` is the job's budget, a
     share of 1; None: no limit.
@@ -33,6 +34,8 @@ class Outcome:
     preemptions: int = 0
     swapped_bytes: int = 0
     recomputed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     steps: int = 0
     occupancy: float = 0.0
     run_s: float = 0.0

@@ -29,8 +29,8 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVDTypeName = Literal["auto", "float16", "float32"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SWAP_AT_MOST = 4 << 30
-# A CPU does some 14 multiply-adds in the time in which it reads one float of a weight.
-_FREE_ON_CPU = 16
+# Up to so many rows a product on a CPU takes about as long as reading its weights does.
+_FREE_ON_CPU = 8
 _log = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""Guessing what a sequence says next, so that a step that is bound by reading the weights computes several tokens of it.
+"""Guessing what a sequence says next, so that a step bound by reading the weights computes several tokens of it.
 
 A guess is what followed the last time the sequence's latest tokens stood in it: in the prompt that it quotes, or in
 what it has said itself (prompt lookup decoding, Saxena 2023). The step chooses a token behind each guessed one as
@@ -18,7 +18,7 @@ from batchrun.engine.statistics import Counters
 # Tokens that must have stood together before: more say more of what follows, fewer are found more often.
 _GRAMS = (3, 2)
 _FIRST_LEN, _MOST_LEN = 4, 16
-_MOST_PAUSE = 32  # steps without a guess after guesses that were wrong
+_MOST_PAUSE = 8  # steps without a guess after guesses that were wrong
 
 
 class PromptLookup:
@@ -53,7 +53,7 @@ class PromptLookup:
         else:
             self._len = max(num_right + 1, _FIRST_LEN // 2)
         self._num_wrong = 0 if num_right else self._num_wrong + 1
-        self._pause = min(2**self._num_wrong - 1, _MOST_PAUSE) if self._num_wrong > 1 else 0
+        self._pause = min(self._num_wrong // 2, _MOST_PAUSE)
 
     def _see(self, tokens: TokenIds) -> None:
         """Takes in all tokens but those at the end, behind which nothing stands."""
@@ -65,7 +65,7 @@ class PromptLookup:
 
 
 class Speculation:
-    """Fills a step of fewer than `num_free_tokens` with guesses; 0: never. Every sequence gets a `lookup` of its own."""
+    """Fills a step of fewer than `num_free_tokens` with guesses; 0: never. Each sequence gets a `lookup` of its own."""
 
     def __init__(
         self, num_free_tokens: int, counters: Counters, lookup: Callable[[], PromptLookup] = PromptLookup
@@ -76,19 +76,20 @@ class Speculation:
         self._lookups: dict[Sequence, PromptLookup] = {}
 
     def extend(self, draft: Draft) -> None:
-        """Adds guesses to a step in which rows only decode, shared out evenly as far as there are tokens to guess."""
+        """Adds guesses to a step in which rows only decode; those with the longest way to go come first."""
         num_free = min(self._num_free_tokens - sum(draft.counts.values()), draft.budget)
         if num_free <= 0:
             return
         decoding = [one for one in draft.counts if one.gap == 1 and self._most(one) > 0]
-        for at, sequence in enumerate(decoding):
-            fair = -(-num_free // (len(decoding) - at))
+        for sequence in sorted(decoding, key=self._most, reverse=True):
             if sequence not in self._lookups:
                 self._lookups[sequence] = self.lookup()
-            tokens = self._lookups[sequence].propose(sequence.tokens, min(fair, self._most(sequence)))
+            tokens = self._lookups[sequence].propose(sequence.tokens, min(num_free, self._most(sequence)))
             if len(tokens):
                 draft.guess(sequence, tokens)
                 num_free -= draft.num_guessed[sequence]
+            if num_free <= 0:
+                return
 
     def _most(self, sequence: Sequence) -> int:
         """Tokens that may follow the next one."""

@@ -162,7 +162,7 @@ class Runner(Protocol):
     `num_blocks` pool blocks of `block_size` tokens and `num_host_slots` block-sized places on the host exist. Steps
     are carried out in the order of their launches. With `overlaps`, one step may be launched before the last one was
     waited for: a token that is pending on the host is taken from what the last step sampled. A step of
-    `num_free_tokens` takes about as long as one of a single token: as many are worth guessing. It is zero with `overlaps`.
+    `num_free_tokens` takes about as long as one of a single token, so that they may be guesses; 0 with `overlaps`.
     """
 
     block_size: int

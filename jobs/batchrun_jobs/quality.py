@@ -32,7 +32,7 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a model made of the texts: nats of surprise, and the likeliest next token, at every position but the last."""
+    """What a model made of texts, at every position but their last: nats of surprise, and the likeliest next token."""
 
     surprise: Tensor  # float64 [num_positions]
     likeliest: Tensor  # int64 [num_positions]

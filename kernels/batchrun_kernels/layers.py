@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchrun_kernels import elementwise, native
-from batchrun_kernels.elementwise import Activation
 from batchrun_kernels.contract import UnsupportedError, WholeLayer
+from batchrun_kernels.elementwise import Activation
 from batchrun_kernels.native_layer import LayerSpec, NativeLayer, Scratch
 from batchrun_kernels.packed import PackedWeight
 from batchrun_kernels.packed_int8 import Int8Weight

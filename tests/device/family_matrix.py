@@ -100,7 +100,7 @@ def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
     blocks = Blocks(num_blocks=40)
     sequences = [make_sequence(row, ids, blocks.take(9)) for row, ids in enumerate(prompts)]
     sequences[1].block_table[:2] = sequences[0].block_table[:2]
-    cache = KVCache(40, BLOCK, model.attention, model.place)
+    cache = KVCache(40, BLOCK, model.attention, model.kv_place)
     for index, layer in model.kv_layers.items():
         cache.allocate(index, layer)
     _poison(cache)

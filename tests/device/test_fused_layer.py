@@ -1,5 +1,6 @@
 """A decoder layer is recognised by what it computes and asks for, and one that does anything else is left alone."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,10 @@ from batchrun.engine.fusion import fuse
 from batchrun.engine.model import Model
 from batchrun_kernels import native
 from batchrun_kernels.layers import layer_kernels
-from tests.device.tiny_families import make_model
+from batchrun_kernels.native_attention import NativeAttention
+from batchrun_kernels.native_layer import Scratch
+from tests.device.family_matrix import logits_over_blocks, make_prompts
+from tests.device.tiny_families import WIDE, make_model
 
 pytestmark = pytest.mark.skipif(native.find() is None, reason="needs the C kernels: a C compiler at installation")
 
@@ -129,3 +133,37 @@ def test_fused_layers_are_given_back_to_the_bit() -> None:
     fusion.undo()
     assert [one is other for one, other in zip(module.model.layers, layers, strict=True)] == [True, True]
     assert all(torch.equal(module.state_dict()[name], weight) for name, weight in weights.items())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text"])
+def test_a_layer_in_one_call_is_its_kernels_one_by_one_to_the_bit(
+    family: str, kv_dtype: torch.dtype, quantization: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = make_model(family, **WIDE)
+    model = Model.adopt(module, kv_dtype, quantization)
+    assert all(layer._whole is not None for layer in fused_layers(module))
+    whole = logits_over_blocks(model, make_prompts())
+    monkeypatch.setattr(NativeAttention, "runs_layers", False)
+    assert all(map(torch.equal, logits_over_blocks(model, make_prompts()), whole))
+
+
+def test_the_memory_of_a_layers_results_is_enough_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN stands behind what a layer asks for, and everything else is written before it is read."""
+    asked: list[int] = []
+
+    def of(self: Scratch, num_floats: int) -> Tensor:
+        asked.append(num_floats)
+        self._memory = torch.full((num_floats + 64,), math.nan)
+        before.append(self._memory)
+        return self._memory
+
+    before: list[Tensor] = []
+    monkeypatch.setattr(Scratch, "of", of)
+    model = Model.adopt(make_model("qwen3", **WIDE), quantization="int8")
+    expected_nan = [bool(one[num:].isnan().all()) for one, num in zip(before, asked, strict=True)]
+    assert len(expected_nan) >= 2
+    assert all(expected_nan)
+    assert all(logits.isfinite().all() for logits in logits_over_blocks(model, make_prompts()))

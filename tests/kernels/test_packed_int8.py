@@ -1,4 +1,4 @@
-"""The product of rounded weights and rounded rows is exact in its integers, and whose row stands beside it is no matter."""
+"""The product of rounded weights and rounded rows is exact in its integers, whatever rows stand beside one."""
 
 import ctypes
 import math

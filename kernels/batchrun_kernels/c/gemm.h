@@ -5,13 +5,9 @@
  */
 
 /* The part of k that a block of rows is taken through before the next; outputs wait in y meanwhile. */
-#ifndef K_PIECE
 #define K_PIECE 1536
-#endif
 /* Floats of x in a block, a half of a second-level cache of 512 KiB. */
-#ifndef BLOCK_FLOATS
 #define BLOCK_FLOATS 65536
-#endif
 
 /* c[rows][16] (+)= a[rows][k] times the panel piece b[k][16]; `first` starts from zero instead of from c. */
 INLINE void NAME(gemm_rows)(const int rows, const float *a, long lda, const float *b, long k, float *c, long ldc,

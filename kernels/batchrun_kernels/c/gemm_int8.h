@@ -29,30 +29,36 @@ INLINE int8 NAME(pair_sums)(short16 a, short16 b)
 #endif
 }
 
-/* acc[rows][16] = x[rows][2 * pairs] times a panel; `next`, when not null, is prefetched: as much as the panel. */
-INLINE void NAME(int8_accumulate)(int8 acc[MAX_ROWS][2], const int rows, const int16_t *x, const int8_t *panel,
-                                  long pairs, const int8_t *next)
+/* acc[rows][16] += two numbers of each row times two of each of a panel's outputs. */
+INLINE void NAME(int8_step)(int8 acc[MAX_ROWS][2], const int rows, const int16_t *x, long stride, const int8_t *panel)
 {
-    for (long p = 0; p < pairs; p++) {
-        if (next && p % 2 == 0)
-            __builtin_prefetch(next + p * 2 * WIDTH, 0, 2);
-        const short16 low = NAME(widened)(panel + p * 2 * WIDTH), high = NAME(widened)(panel + p * 2 * WIDTH + WIDTH);
+    const short16 low = NAME(widened)(panel), high = NAME(widened)(panel + WIDTH);
 #pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            int pair;
-            memcpy(&pair, x + r * 2 * pairs + 2 * p, sizeof pair);
-            const short16 both = (short16)((int8){0} + pair);
-            acc[r][0] += NAME(pair_sums)(low, both);
-            acc[r][1] += NAME(pair_sums)(high, both);
-        }
+    for (int r = 0; r < rows; r++) {
+        int pair;
+        memcpy(&pair, x + r * stride, sizeof pair);
+        const short16 both = (short16)((int8){0} + pair);
+        acc[r][0] += NAME(pair_sums)(low, both);
+        acc[r][1] += NAME(pair_sums)(high, both);
     }
 }
 
-INLINE void NAME(int8_rows)(const int rows, const struct product_int8 *a, long row, long p, const int8_t *next)
+/* acc[rows][16] = x[rows][2 * pairs] times a panel; as much from `ahead` on is prefetched. */
+INLINE void NAME(int8_accumulate)(int8 acc[MAX_ROWS][2], const int rows, const int16_t *x, const int8_t *panel,
+                                  long pairs, const int8_t *ahead)
+{
+    const long stride = 2 * pairs;
+    for (long p = 0; p < pairs; p++, x += 2, panel += 2 * WIDTH, ahead += 2 * WIDTH) {
+        __builtin_prefetch(ahead, 0, 2);
+        NAME(int8_step)(acc, rows, x, stride, panel);
+    }
+}
+
+INLINE void NAME(int8_rows)(const int rows, const struct product_int8 *a, long row, long p, const int8_t *ahead)
 {
     int8 acc[MAX_ROWS][2] = {0};
     const long column = p * WIDTH, width = a->n - column < WIDTH ? a->n - column : WIDTH;
-    NAME(int8_accumulate)(acc, rows, a->x + row * 2 * a->pairs, a->packed + p * a->pairs * 2 * WIDTH, a->pairs, next);
+    NAME(int8_accumulate)(acc, rows, a->x + row * 2 * a->pairs, a->packed + p * a->pairs * 2 * WIDTH, a->pairs, ahead);
     const float *scales = a->scales + column;
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -69,15 +75,15 @@ INLINE void NAME(int8_rows)(const int rows, const struct product_int8 *a, long r
     }
 }
 
-NOINLINE void NAME(int8_tile)(int rows, const struct product_int8 *a, long row, long p, const int8_t *next)
+NOINLINE void NAME(int8_tile)(int rows, const struct product_int8 *a, long row, long p, const int8_t *ahead)
 {
     switch (rows) {
-    case 1: NAME(int8_rows)(1, a, row, p, next); break;
-    case 2: NAME(int8_rows)(2, a, row, p, next); break;
-    case 3: NAME(int8_rows)(3, a, row, p, next); break;
-    case 4: NAME(int8_rows)(4, a, row, p, next); break;
-    case 5: NAME(int8_rows)(5, a, row, p, next); break;
-    default: NAME(int8_rows)(6, a, row, p, next); break;
+    case 1: NAME(int8_rows)(1, a, row, p, ahead); break;
+    case 2: NAME(int8_rows)(2, a, row, p, ahead); break;
+    case 3: NAME(int8_rows)(3, a, row, p, ahead); break;
+    case 4: NAME(int8_rows)(4, a, row, p, ahead); break;
+    case 5: NAME(int8_rows)(5, a, row, p, ahead); break;
+    default: NAME(int8_rows)(6, a, row, p, ahead); break;
     }
 }
 
@@ -91,9 +97,9 @@ static void NAME(gemm_int8)(const struct product_int8 *a)
             for (long p = part.from; p < part.to; p++)
                 for (long g = part.low; g < part.high; g++) {
                     const long row = group_row(a->m, share.groups, g);
-                    const int8_t *next = p + 1 < part.to ? a->packed + (p + 1) * a->pairs * 2 * WIDTH : 0;
+                    const long following = g == part.low && p + 1 < part.to ? p + 1 : p;
                     NAME(int8_tile)((int)(group_row(a->m, share.groups, g + 1) - row), a, row, p,
-                                    g == part.low ? next : 0);
+                                    a->packed + following * a->pairs * 2 * WIDTH);
                 }
     }
 }
