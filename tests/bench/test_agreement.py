@@ -14,7 +14,7 @@ ANSWERS = ([1, 2, 3], [4, 5, 6], [7, 8])
 
 
 def answered(*token_ids: Sequence[int]) -> Measured:
-    return Measured(1.0, 1.0, tuple(map(tuple, token_ids)), None, None, None)
+    return Measured(1.0, 1.0, tuple(map(tuple, token_ids)), None, None, None, None)
 
 
 class Judge:

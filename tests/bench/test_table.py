@@ -13,13 +13,15 @@ WORK = workload([[1] * 30, [2] * 10], [4, 6])
 FLOOR = Floor(Least(flops=30 * 10**9, num_bytes=10**9), (Rates(10e9, 2e9), Rates(15e9, 1e9, 20e9)))
 
 
-def run(run_s: float, ready_s: float = 2.0, computed: int | None = None, peak: int | None = None) -> Measured:
-    return Measured(ready_s, run_s, ((0,) * 4, (0,) * 6), computed, None if computed is None else 0.75, peak)
+def run(
+    run_s: float, ready_s: float = 2.0, computed: int | None = None, peak: int | None = None, others: float = 0.0
+) -> Measured:
+    return Measured(ready_s, run_s, ((0,) * 4, (0,) * 6), computed, None if computed is None else 0.75, peak, others)
 
 
 RUNS = {
     "ours": [run(5.0, 1.0, 10, 3 << 20), run(4.0, 2.0, 10, 4 << 20), run(3.0, 3.0, 10, 4 << 20)],
-    "theirs": [run(8.0), run(6.0, computed=40), run(7.0)],
+    "theirs": [run(8.0), run(6.0, computed=40), run(7.0, others=0.3)],
 }
 AGREEMENTS = {"ours": Agreement(2, 0, ()), "theirs": Agreement(0, 1, ("theirs, row 1: ...",))}
 
@@ -42,7 +44,7 @@ def test_the_table_is_a_line_a_way() -> None:
     assert cells == {
         "way": "theirs", "run s": "7.00", "min-max": "6.00-8.00", "rows/s": "0.29", "out tok/s": "1.4", "tok/s": "7",
         "computed": "-", "useful": "-", "peak MiB": "-", "ready s": "2.0", "ratio": "1.75", "x floor": "-",
-        "equal": "0/2", "ties": "1",
+        "equal": "0/2", "ties": "1", "others": "30%",
     }  # fmt: skip
     assert "25.0%" in ours
     assert "75%" in ours

@@ -12,6 +12,7 @@ from batchrun.errors import UsageError
 from batchrun_jobs.bench.peers import PEERS
 from batchrun_jobs.bench.presence import present
 from batchrun_jobs.bench.process import CHILDREN
+from batchrun_jobs.bench.processor_time import ProcessorTime
 from batchrun_jobs.bench.threads import Threads, one_a_core
 from batchrun_jobs.bench.way import NAMES, Way, parse
 
@@ -125,3 +126,18 @@ def test_pinned_threads_have_a_core_each() -> None:
     assert Threads((1, 2), is_pinned=False).environment == {"OMP_NUM_THREADS": "2"}
     with pytest.raises(UsageError, match="cores"):
         Threads.choose(4096, pin=False)
+
+
+def test_what_is_neither_idle_nor_a_childs_is_others(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 1\n")
+    before = ProcessorTime.now(100, stat)
+    # 8 s for users, 1 s taken by the host, 1 s idle; of these 3 s were a child's.
+    stat.write_text("cpu  900 10 50 900 40 0 0 100 7 0\ncpu0 1 1\n")
+    after = ProcessorTime.now(100, stat)
+    assert before is not None
+    assert after is not None
+    assert (before.total, before.busy) == (10.0, 1.6)
+    assert replace(after, children=before.children + 3.0).others_since(before) == pytest.approx(0.6)
+    assert replace(after, children=before.children + 9.5).others_since(before) == 0.0
+    assert ProcessorTime.now(100, tmp_path / "elsewhere") is None

@@ -35,6 +35,8 @@ def processes(tmp_path: Path) -> Processes:
     return Processes(tmp_path, Threads.choose(None, pin=False), folder)
 
 
+# Five processes that load torch, one after another.
+@pytest.mark.timeout(900)
 def test_batchrun_and_transformers_agree(workload: Workload, processes: Processes) -> None:
     names = ["batchrun", "transformers:batch_size=2", "transformers-continuous:kv_tokens=640"]
     ways = [parse(name, {}) for name in names]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batchrun_jobs.bench.contract import Given
+from batchrun_jobs.bench.processor_time import ProcessorTime
 from batchrun_jobs.bench.threads import Threads
 from batchrun_jobs.bench.workload import Workload
 
@@ -28,9 +29,13 @@ class ChildFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child that went well: what its script returned, and when it was started by `time.monotonic()`."""
+    """A child that went well: what its script returned, and when it was started by `time.monotonic()`.
+
+    `others` is the share of the machine's processors that others used while it ran, 0 to 1; None: not known.
+    """
 
     started: float
+    others: float | None
     returned: dict[str, Any]
 
 
@@ -64,14 +69,16 @@ class Processes:
     def _run(self, script: Path, python: str, at: Path) -> Ended:
         command = [python, str(CHILDREN / "start.py"), str(script), str(at / "given.json"), str(at / "returned.json")]
         # A system-wide clock: the child's readings of it can be compared with ours.
-        started = time.monotonic()
+        started, before = time.monotonic(), ProcessorTime.now(os.sysconf("SC_CLK_TCK"))
         with (at / "written").open("wb") as written:
             done = subprocess.run(
                 command, stdout=written, stderr=written, check=False, cwd=at, env=self._environment(python)
             )
         if done.returncode != 0:
             raise ChildFailedError(done.returncode, (at / "written").read_text(errors="replace"))
-        return Ended(started, json.loads((at / "returned.json").read_text(encoding="utf-8")))
+        after = ProcessorTime.now(os.sysconf("SC_CLK_TCK"))
+        others = None if before is None or after is None else after.others_since(before)
+        return Ended(started, others, json.loads((at / "returned.json").read_text(encoding="utf-8")))
 
     def _environment(self, python: str) -> dict[str, str]:
         # Nothing beside start.py is meant to be imported, and a model is a folder here.

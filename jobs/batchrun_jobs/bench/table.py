@@ -12,7 +12,7 @@ from batchrun_jobs.bench.workload import Workload
 
 _HEADER = (
     "way", "run s", "min-max", "rows/s", "out tok/s", "tok/s", "computed", "useful", "peak MiB", "ready s", "ratio",
-    "x floor", "equal", "ties",
+    "x floor", "equal", "ties", "others",
 )  # fmt: skip
 
 
@@ -21,7 +21,8 @@ class Row:
     """A way's line. Seconds, rates, memory and shares are medians over its runs; None: not known.
 
     `computed` is the share of the workload's prompt tokens that were computed, `ratio` the way's time to that of the
-    first way, `over_floor` to the floor. `tokens_per_s` counts prompts and answers, shared or not.
+    first way, `over_floor` to the floor. `tokens_per_s` counts prompts and answers, shared or not; `others` is the
+    most that others used of the machine during one of the runs.
     """
 
     way: str
@@ -37,6 +38,7 @@ class Row:
     ready_s: float
     ratio: float
     over_floor: float | None
+    others: float | None
     agreement: Agreement
 
 
@@ -107,6 +109,7 @@ def _row(
         ready_s=median(run.ready_s for run in measured),
         ratio=run_s / base_s,
         over_floor=None if floor_s is None else run_s / floor_s,
+        others=max((run.others for run in measured if run.others is not None), default=None),
         agreement=agreement,
     )
 
@@ -135,6 +138,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _or_dash(row.over_floor, "{:.2f}"),
         f"{agreement.num_equal}/{num_rows}",
         str(agreement.num_ties),
+        _or_dash(row.others, "{:.0%}"),
     )
 
 
