@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     "base": "errors engine.request model_spec job settings nearest stop outcome",
     "engine core": (
-        "engine.admission engine.blocks engine.block_manager engine.draft engine.echo engine.lengths engine.policies "
-        "engine.preemption engine.radix engine.running engine.scheduler engine.sequence engine.statistics engine.step"
+        "engine.admission engine.blocks engine.block_manager engine.draft engine.echo engine.lane engine.lengths "
+        "engine.policies engine.preemption engine.radix engine.running engine.scheduler engine.sequence "
+        "engine.statistics engine.step"
     ),
     "model files": "checkpoint conversion digest quiet tokenizer",
     "job side": "plan store tasks observe frames",

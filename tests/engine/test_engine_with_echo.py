@@ -1,12 +1,14 @@
 """Thousands of random jobs against a model whose answer changes with any wrong block, position or copy."""
 
 import random
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from batchrun.engine.echo import EOS_TOKEN_ID, EchoRunner, answer
 from batchrun.engine.engine import Engine
+from batchrun.engine.policies import Schedule
 from batchrun.engine.request import Completion, Request, SamplingParams
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
@@ -72,8 +74,8 @@ def expected(request: Request, mean_output_len: int = MEAN_OUTPUT_LEN) -> list[i
     return answer(request.token_ids, request.sampling.max_tokens, mean_output_len, ends)
 
 
-def random_job(seed: int) -> tuple[Counters, Counters]:
-    """One random job against the oracle; its counters."""
+def random_job(seed: int, schedule: Schedule | None = None) -> Counters:
+    """One random job against the oracle, under a random schedule when none is given; its counters."""
     rng = random.Random(seed)
     prompts = random_prompts(rng, rng.randint(1, 24), vocab=rng.choice([4, 6, 200]))
     most = rng.choice([10, 40, 80])
@@ -91,7 +93,9 @@ def random_job(seed: int) -> tuple[Counters, Counters]:
         num_host_slots=rng.choice([0, 12, 200, 200]),
         max_num_seqs=rng.choice([1, 4, 32]),
         max_num_batched_tokens=rng.choice([1, 7, 16, 63, 500]),
-        schedule=rng.choice(["chunked", "chunked", "chunked", "prefill-first", "fcfs", "static"]),
+        schedule=schedule or rng.choice(["chunked", "chunked", "chunked", "prefill-first", "fcfs", "static"]),
+        chunk_alignment_tokens=rng.choice([1, 1, 3, 16]),
+        long_row_tokens=rng.choice([None, None, 1, 20]),
         preemption=rng.choice(["auto", "recompute", "swap", "swap"]),
         prefix_caching=rng.random() < 0.85,
         overlaps=rng.random() < 0.5,
@@ -114,3 +118,12 @@ def test_random_jobs_answer_like_the_model_alone(block_of_seeds):
     assert sum(counter.recompute_preemptions for counter in counters) > 0
     assert sum(counter.swap_preemptions for counter in counters) > 0
     assert sum(counter.swapped_bytes for counter in counters) > 0
+
+
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+def test_no_schedule_changes_an_answer(schedule: Schedule) -> None:
+    """The same jobs under each; every one of them is made to preempt, to share and to cut prompts."""
+    counters = [random_job(seed, schedule) for seed in range(150)]
+    assert sum(counter.cached_tokens for counter in counters) > 0
+    assert sum(counter.recompute_preemptions for counter in counters) > 0
+    assert sum(counter.swap_preemptions for counter in counters) > 0
