@@ -106,6 +106,9 @@ def random_job(seed: int, schedule: Schedule | None = None) -> Counters:
     }
     statistics = engine.statistics()
     assert statistics.kv_usage == 0.0, "blocks are still referenced after the last row"
+    latencies = engine.latencies()
+    assert latencies.first_token.count == len(requests)
+    assert latencies.per_token.count == statistics.counters.output_tokens - len(requests)
     return statistics.counters
 
 
