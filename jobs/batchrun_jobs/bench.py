@@ -4,7 +4,9 @@
 
 Every row generates exactly as many tokens as `--len-col` says, so that all ways do the same work. The ways are
 batchrun's schedules and `transformers`, which is `model.generate` on batches of `--batch-size` rows in the order of
-their output lengths. Only the answering is timed, not the loading.
+their output lengths. Only the answering is timed, not the loading. `first` is the time from a row's arrival in the
+engine to its first token, `next` that from one token of a row to its next: median and 99th percentile of a way's first
+run, seconds.
 """
 
 import json
@@ -12,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -28,12 +30,14 @@ WAYS = (*get_args(Schedule), "transformers")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run: seconds, tokens, and the share of the batch's places that did useful work (0 to 1)."""
+    """One run: seconds, tokens, the share of the batch's places that did useful work (0 to 1), and what rows waited for
+    their tokens, as `Latencies.summary` has it."""
 
     seconds: float
     output_tokens: int
     occupancy: float
     texts: tuple[str, ...]
+    latencies: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @click.command()
@@ -98,7 +102,7 @@ class Work:
         outcome = json.loads(_child("-m", "batchrun", *command))
         rows = pa.concat_tables([pq.read_table(file) for file in sorted(out.glob("*.parquet"))])
         texts = tuple(rows.column("text").to_pylist())
-        return Measured(outcome["run_s"], outcome["output_tokens"], outcome["occupancy"], texts)
+        return Measured(outcome["run_s"], outcome["output_tokens"], outcome["occupancy"], texts, outcome["latencies"])
 
     def _transformers(self) -> Measured:
         here = Path(__file__).with_name("transformers_way.py")
@@ -116,15 +120,25 @@ def _table(runs: dict[str, list[Measured]], num_rows: int) -> str:
     """A line a way: medians, the ratio to the first way's time, and how many texts equal the first way's."""
     first = next(iter(runs.values()))
     base = statistics.median(run.seconds for run in first)
-    lines = [f"{'way':14}{'s':>9}{'rows/s':>9}{'tok/s':>9}{'useful':>8}{'ratio':>7}{'equal texts':>13}"]
+    lines = [
+        f"{'way':14}{'s':>9}{'rows/s':>9}{'tok/s':>9}{'useful':>8}{'ratio':>7}{'equal texts':>13}"
+        f"{'first p50':>11}{'p99':>8}{'next p50':>10}{'p99':>8}"
+    ]
     for way, measured in runs.items():
         seconds = statistics.median(run.seconds for run in measured)
         equal = sum(ours == theirs for ours, theirs in zip(measured[0].texts, first[0].texts, strict=True))
         lines.append(
             f"{way:14}{seconds:9.1f}{num_rows / seconds:9.2f}{measured[0].output_tokens / seconds:9.1f}"
             f"{measured[0].occupancy:8.0%}{seconds / base:7.2f}{f'{equal}/{num_rows}':>13}"
+            f"{_waits(measured[0], 'time_to_first_token_s'):>19}{_waits(measured[0], 'time_per_output_token_s'):>18}"
         )
     return "\n".join(lines)
+
+
+def _waits(run: Measured, latency: str) -> str:
+    """Its median and its 99th percentile, where they were measured."""
+    found = run.latencies.get(latency, {})
+    return "".join(f"{found[name]:8.3f}" if name in found else f"{'-':>8}" for name in ("p50", "p99"))
 
 
 if __name__ == "__main__":
