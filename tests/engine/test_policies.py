@@ -148,6 +148,16 @@ def test_rows_that_share_a_long_prefix_follow_at_once_when_it_is_computed():
     assert engine.counters.cached_tokens == 500
 
 
+def test_a_row_that_waits_for_the_lane_finds_what_later_rows_computed_of_its_prefix():
+    """Row 2 is the last of the plan to share row 1's first tokens, and not the last to read them: row 1 is."""
+    engine = scheduler()
+    engine.add(request(0, range(1000, 1100)))
+    engine.add(request(1, [*range(8), *range(2000, 2100)], keep_len=8))
+    engine.add(request(2, [*range(8), 50], max_tokens=1))
+    assert list(first_token_steps(engine)) == [2, 0, 1]
+    assert engine.counters.cached_tokens == 8
+
+
 def test_rows_that_nobody_began_come_back_in_plan_order_from_the_lane_too():
     engine = job([*[200] * 3, 3, 200, 3], max_num_seqs=2)
     next(batches_of(engine))
