@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from batchrun.cli_text import aligned, failed, joined, size
+from batchrun.cli_text import aligned, failed, joined, latency_lines, size
 from batchrun.observe.duration import duration
 from batchrun.observe.printable import one_line, printable
 from batchrun.outcome import Outcome
@@ -63,6 +63,7 @@ def summary_text(outcome: Outcome) -> str:
             ("preempted", preempted),
             ("time", f"{duration(outcome.elapsed_s)} · {duration(outcome.run_s)} in the engine · "
                      f"{outcome.steps:,} steps"),
+            *latency_lines(outcome.latencies.summary()),
         ]
     )  # fmt: skip
 

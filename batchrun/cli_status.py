@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchrun.cli_text import aligned, failed, joined, size
+from batchrun.cli_text import aligned, failed, joined, latency_lines, size
 from batchrun.errors import DataError, ModelUnavailable
 from batchrun.observe.duration import duration
 from batchrun.observe.printable import one_line
@@ -95,6 +95,7 @@ def status_text(now: Status, at_s: float) -> str:
         lines.append(("held by", one_line(f"process {now.holder.pid} on {now.holder.host}")))
     if now.progress_at is not None and "elapsed_s" in now.progress:
         lines.append(("speed", f"{_speed(now.progress)} ({duration(at_s - now.progress_at)} ago)"))
+    lines += latency_lines(now.progress.get("latencies", {}))
     return aligned([*lines, ("output", one_line(now.output))])
 
 

@@ -1,6 +1,15 @@
 """The pieces that the reports on the command line are made of. The standard library only: `status` must be quick."""
 
 from collections.abc import Mapping
+from typing import Any
+
+from batchrun.observe.duration import duration
+
+_LATENCIES = {
+    "queue_time_s": "queued",
+    "time_to_first_token_s": "first token",
+    "time_per_output_token_s": "per token",
+}
 
 
 def aligned(lines: list[tuple[str, str]]) -> str:
@@ -29,3 +38,20 @@ def size(num_bytes: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{value:.0f}{units[0]}" if units[0] == "B" else f"{value:.1f}{units[0]}"
+
+
+def latency_lines(latencies: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A line for each of the latencies that was measured, as `Latencies.summary` has them: its percentiles."""
+    return [
+        (title, joined(*(f"{name} {_short(measured[name])}" for name in ("p50", "p90", "p99"))))
+        for key, title in _LATENCIES.items()
+        if (measured := latencies.get(key, {})).get("count")
+    ]
+
+
+def _short(seconds: float) -> str:
+    """1.23ms, 45.6ms, 1.23s, 45.6s, 12m05s."""
+    if seconds >= 60:
+        return duration(seconds)
+    value, unit = (seconds, "s") if seconds >= 0.9995 else (seconds * 1000, "ms")
+    return f"{value:.3g}{unit}" if value >= 0.01 else "0ms"

@@ -157,7 +157,16 @@ class Job(BaseModel):
     swap_space: ByteSize | None = option("Engine", None, "Host memory for swapped KV, e.g. 2GiB; 0: none.", "SIZE")
     preemption: Literal["auto", "recompute", "swap"] = option("Engine", "auto", "How a row gives up its KV.")
     schedule: Literal["chunked", "prefill-first", "fcfs", "static"] = option(
-        "Engine", "chunked", "How a step's budget is split."
+        "Engine", "chunked", "Who gets a step's tokens: decodes and chunks of prompts, or whole prompts first."
+    )
+    chunk_alignment_tokens: int = option(
+        "Engine", 1, "Cut prompts at multiples of this many tokens, where the budget allows.", ge=1
+    )
+    long_row_tokens: int | None = option(
+        "Engine",
+        None,
+        "Prompts with more tokens to compute go one at a time, beside short ones (chunked). Default: a step's budget.",
+        ge=1,
     )
     prefix_caching: Literal["on", "off"] = option("Engine", "on", "Share the KV of equal prefixes.")
     speculation: Literal["auto", "off"] = option(
@@ -228,6 +237,8 @@ class Job(BaseModel):
             raise ValueError("--stop '' would end every answer at once; leave it out")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"--min-tokens {self.min_tokens} is more than --max-tokens {self.max_tokens}")
+        if self.long_row_tokens is not None and self.schedule != "chunked":
+            raise ValueError(f"--long-row-tokens needs --schedule chunked; under {self.schedule} prompts are not mixed")
         if self.preemption == "swap" and self.swap_space == 0:
             raise ValueError("--preemption swap needs room to swap to: raise --swap-space above 0")
         return self

@@ -19,6 +19,7 @@ from batchrun.engine.statistics import Counters
 from batchrun.errors import DataError, StorageFailed
 from batchrun.executors import local
 from batchrun.job import Job
+from batchrun.latency import Latencies
 from batchrun.observe.events import Event, Finished, Observe, RunProgress
 from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, load_plan, make_plan
@@ -138,15 +139,19 @@ def _planned(opened: _Opened, observe: Observe) -> Plan:
 
 @contextmanager
 def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
-    """`observe`, and what `status` shows of this process; in the end how it ended."""
-    latest: dict[str, object] = {"status": "in_progress"}
+    """`observe`, and what `status` shows of this process; in the end how it ended.
+
+    Latencies are those of all processes that have worked on the job, as far as these could say so.
+    """
+    before = Latencies.from_dict(store.read_progress().get("latencies", {}))
+    latest: dict[str, object] = {"status": "in_progress", "latencies": before.to_dict()}
     written_at = float("-inf")
 
     def record(event: Event) -> None:
         nonlocal written_at
         observe(event)
         if isinstance(event, RunProgress):
-            latest.update(asdict(event))
+            latest.update(asdict(event) | {"latencies": (before + event.latencies).to_dict()})
             if time.monotonic() - written_at >= _PROGRESS_FILE_EVERY_S:
                 store.write_progress(latest)
                 written_at = time.monotonic()
@@ -202,6 +207,7 @@ def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: f
         occupancy=counters.occupancy,
         run_s=ran.seconds if ran else 0.0,
         elapsed_s=time.monotonic() - began,
+        latencies=Latencies.from_dict(opened.store.read_progress().get("latencies", {})),
         already_complete=ran is None,
         max_error_rate=opened.job.max_error_rate,
     )

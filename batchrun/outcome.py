@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchrun.errors import DataError
+from batchrun.latency import Latencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class Outcome:
     computed; `recomputed_tokens` were computed again after a preemption; of `drafted_tokens` guessed ahead
     `accepted_tokens` were right. `run_s` is the time the engine ran, without
     planning, loading and publishing; `occupancy` the share of the batch's places that held a running row, over all
-    steps. `max_error_rate` is the job's budget, a
-    share of 1; None: no limit.
+    steps. `latencies` are those of all processes that worked on the job. `max_error_rate` is the job's budget, a share
+    of 1; None: no limit.
     """
 
     output: Path
@@ -40,6 +41,7 @@ class Outcome:
     occupancy: float = 0.0
     run_s: float = 0.0
     elapsed_s: float = 0.0
+    latencies: Latencies = field(default_factory=Latencies)
     already_complete: bool = False
     max_error_rate: float | None = None
 
@@ -73,5 +75,5 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values for JSON, with the derived figures."""
-        values = asdict(self) | {"output": str(self.output)}
+        values = asdict(self) | {"output": str(self.output), "latencies": self.latencies.summary()}
         return values | {"failed": self.num_failed, "error_rate": self.error_rate, "hit_rate": self.hit_rate}

@@ -203,6 +203,7 @@ class Worker:
                 num_running=statistics.num_running,
                 elapsed_s=elapsed_s,
                 output_tokens=counters.output_tokens,
+                latencies=self._engine.latencies(),
             )
         )
 

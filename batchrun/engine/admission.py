@@ -1,18 +1,21 @@
 """Who enters: rows that wait and sequences that had to leave, as far as a place and the expected room allow.
 
 Rows come in plan order, so that prefixes are shared. Admission reserves what running rows are expected to need still.
+On which terms rows enter is the policy's.
 """
 
 from bisect import insort
 from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
 from operator import attrgetter
 
 import numpy as np
 
 from batchrun.engine.block_manager import BlockManager
 from batchrun.engine.draft import Draft
+from batchrun.engine.lane import NO_LANE, Lane
 from batchrun.engine.lengths import OutputLengths
-from batchrun.engine.policies import Policy
 from batchrun.engine.radix import Prefix, common_len
 from batchrun.engine.request import Request, TokenIds
 from batchrun.engine.running import Running
@@ -20,6 +23,38 @@ from batchrun.engine.sequence import Sequence
 from batchrun.engine.statistics import Counters
 
 _MAX_SKIPS = 256  # rows that may pass one that does not fit, before it goes first
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which a policy lets rows in.
+
+    `look_ahead` rows past one that does not fit may enter before it. Long prompts keep to the `lane`. With `is_whole` a
+    prompt that others leave too little of a step waits for the next step; with `fills_batch` rows take their places
+    though the step's budget is spent.
+    """
+
+    look_ahead: int = 0
+    lane: Lane = NO_LANE
+    is_whole: bool = False
+    fills_batch: bool = False
+
+
+class _Refusal(Enum):
+    """Why a row does not enter now."""
+
+    LANE = auto()  # another long prompt is being computed
+    PREFIX = auto()  # a running row computes what it could share
+    STEP = auto()  # too little of the step is left for its whole prompt
+    ROOM = auto()  # its expected blocks do not fit
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A row outside, the `place`-th that came."""
+
+    place: int
+    request: Request
 
 
 class Admission:
@@ -31,40 +66,44 @@ class Admission:
         blocks: BlockManager,
         lengths: OutputLengths,
         counters: Counters,
-        policy: Policy,
         max_num_seqs: int,
     ) -> None:
-        self.waiting: deque[Request] = deque()
         self.preempted: list[Sequence] = []
+        self._waiting: deque[_Waiting] = deque()
+        self._long: list[_Waiting] = []  # found to be long when the lane was taken
         self._running = running
         self._blocks = blocks
         self._lengths = lengths
         self._counters = counters
-        self._policy = policy
         self._max_num_seqs = max_num_seqs
-        self._arrivals = 0
+        self._num_added = 0
+        self._num_started = 0
         self._neighbour: Sequence | None = None  # the row admitted last
-        self._head_skips = 0
+        self._skips = 0  # rows that have passed the first of those that wait
+        self._long_skips = 0  # and the first of the long ones, for which there was no room
         self._blocked_room: int | None = None  # room in blocks when admission last failed for lack of room only
-
-    def add(self, request: Request) -> None:
-        """Queues a row, in plan order."""
-        self.waiting.append(request)
-        self._blocked_room = None
 
     @property
     def has_rows(self) -> bool:
-        return bool(self.waiting or self.preempted)
+        return bool(self.num_waiting or self.preempted)
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting)
+        """Rows that nobody has begun."""
+        return len(self._waiting) + len(self._long)
+
+    def add(self, request: Request) -> None:
+        """Queues a row, in plan order."""
+        self._waiting.append(_Waiting(self._num_added, request))
+        self._num_added += 1
+        self._blocked_room = None
 
     def close(self) -> tuple[Request, ...]:
-        """Forgets the waiting rows, which nobody has begun; they are returned."""
-        waiting = tuple(self.waiting)
-        self.waiting.clear()
-        return waiting
+        """Forgets the rows that nobody has begun; they are returned, in plan order."""
+        rows = sorted((*self._long, *self._waiting), key=attrgetter("place"))
+        self._waiting.clear()
+        self._long.clear()
+        return tuple(row.request for row in rows)
 
     def put_back(self, victim: Sequence) -> None:
         """Takes a sequence that had to leave; it comes back before any waiting row."""
@@ -75,70 +114,118 @@ class Admission:
         """Somebody has ended: the next row may fit now."""
         self._blocked_room = None
 
-    def admit(self, draft: Draft) -> None:
+    def admit(self, draft: Draft, terms: Terms) -> None:
         """Lets preempted sequences and then waiting rows in, unless somebody had to leave in this step."""
-        if draft.preempted is not None or (self._running and not self._policy.admits_while_running):
+        if draft.preempted is not None:
             return
         draft.reserved = sum(self._still_needed(sequence) for sequence in self._running)
         if self._blocked_room is not None and self._blocks.room - draft.reserved <= self._blocked_room:
             return
         self._blocked_room = None
-        while self.preempted and self._may_enter(draft):
-            sequence = self.preempted[0]
-            held = sequence.swapped.num_computed if sequence.swapped else None
-            prefix = self._place(sequence.tokens, self._expected_len(sequence), held, draft)
-            if prefix is None:
-                return
-            self._enter(self.preempted.pop(0), prefix, draft)
-        if not self.preempted:
-            self._admit_waiting(draft)
+        if not self._readmit(draft, terms):
+            return
+        num_before = self._num_started
+        is_stuck = self._admit_long(draft, terms)
+        if not is_stuck or self._long_skips < _MAX_SKIPS:
+            num_passed = self._admit_waiting(draft, terms)
+            self._long_skips += num_passed if is_stuck else 0
+        is_prefilling = any(draft.rest(sequence) > 1 for sequence in self._running)
+        is_whole = draft.is_empty or not terms.is_whole  # else the step may have been too full, not the pool
+        if self._num_started == num_before and is_whole and not is_prefilling and self.num_waiting:
+            self._blocked_room = self._blocks.room - draft.reserved if self._may_enter(draft, terms) else None
 
-    def _admit_waiting(self, draft: Draft) -> None:
-        """Admits in plan order, looking a bounded number of rows past one that does not fit."""
-        at, num_admitted = 0, 0
-        while at < len(self.waiting) and self._may_enter(draft):
-            request = self.waiting[at]
-            prefix = self._place(_tokens_of(request), self._final_len(request), None, draft)
-            if prefix is not None:
-                self._enter(self._start(at), prefix, draft)
-                num_admitted += 1
-            elif at < self._policy.look_ahead and self._head_skips < _MAX_SKIPS:
+    def _readmit(self, draft: Draft, terms: Terms) -> bool:
+        """Lets sequences back in that had to leave, in the order of their arrival; whether none is left outside."""
+        while self.preempted and self._may_enter(draft, terms):
+            prefix = self._place_again(self.preempted[0], draft, terms)
+            if not isinstance(prefix, Prefix):
+                return False
+            self._enter(self.preempted.pop(0), prefix, draft, terms)
+        return not self.preempted
+
+    def _admit_long(self, draft: Draft, terms: Terms) -> bool:
+        """Lets the next long rows into the lane when it is free; whether the first one lacks only room."""
+        while self._long and self._may_enter(draft, terms):
+            prefix = self._place(self._long[0].request, draft, terms)
+            if not isinstance(prefix, Prefix):
+                return prefix is _Refusal.ROOM
+            self._enter(self._start(self._long[0]), prefix, draft, terms)
+            del self._long[0]
+            self._long_skips = 0
+        return False
+
+    def _admit_waiting(self, draft: Draft, terms: Terms) -> int:
+        """Admits in plan order, looking a bounded number of rows past one that does not fit; how many entered."""
+        at, num_before = 0, self._num_started
+        while at < len(self._waiting) and self._may_enter(draft, terms):
+            row = self._waiting[at]
+            prefix = self._place(row.request, draft, terms)
+            if isinstance(prefix, Prefix):
+                self._enter(self._start(row), prefix, draft, terms)
+                self._skips = self._skips + 1 if at else 0
+                del self._waiting[at]
+            elif prefix is _Refusal.LANE:
+                insort(self._long, row, key=attrgetter("place"))
+                self._skips = self._skips if at else 0
+                del self._waiting[at]
+            elif at < terms.look_ahead and self._skips < _MAX_SKIPS:
                 at += 1
             else:
                 break
-        is_prefilling = any(draft.rest(sequence) > 1 for sequence in self._running)
-        if not num_admitted and self.waiting and self._may_enter(draft) and not is_prefilling:
-            self._blocked_room = self._blocks.room - draft.reserved
+        return self._num_started - num_before
 
-    def _start(self, at: int) -> Sequence:
-        """Makes the waiting row at place `at` a sequence."""
-        sequence = Sequence(self.waiting[at], self._arrivals)
-        del self.waiting[at]
-        sequence.is_last_reader = at == 0
-        self._head_skips = self._head_skips + 1 if at else 0
-        self._arrivals += 1
+    def _start(self, row: _Waiting) -> Sequence:
+        """Makes a waiting row a sequence. When no row before it waits, no other will match past its `keep_len`."""
+        sequence = Sequence(row.request, self._num_started)
+        sequence.is_last_reader = row.place == min(rows[0].place for rows in (self._waiting, self._long) if rows)
+        self._num_started += 1
         self._neighbour = sequence
         self._counters.prompt_tokens += sequence.prompt_len
         return sequence
 
-    def _may_enter(self, draft: Draft) -> bool:
-        has_budget = draft.budget > 0 or not self._policy.admits_while_running
-        return has_budget and len(self._running) < self._max_num_seqs
+    def _may_enter(self, draft: Draft, terms: Terms) -> bool:
+        return (draft.budget > 0 or terms.fills_batch) and len(self._running) < self._max_num_seqs
 
-    def _place(self, tokens: TokenIds, final_len: int, num_swapped: int | None, draft: Draft) -> Prefix | None:
-        """The prefix a row would start from if it can enter now: its expected blocks fit, and nobody computes at
-        this moment what it could share. `num_swapped` tokens wait on the host; None: none."""
-        prefix = self._blocks.tree.match(tokens, len(tokens) - 1 if num_swapped is None else num_swapped)
-        if num_swapped is None:
-            prefix = self._closer(prefix, tokens, draft)
-            if self._must_wait(tokens, prefix.num_tokens(self._blocks.block_size), draft):
-                return None
-        needed = self._blocks.blocks_for(final_len) - self._blocks.held(prefix)
-        return prefix if not self._running or needed <= self._blocks.room - draft.reserved else None
+    def _place(self, request: Request, draft: Draft, terms: Terms) -> Prefix | _Refusal:
+        """The prefix that a waiting row would start from, or why it does not enter now."""
+        tokens = _tokens_of(request)
+        prefix = self._prefix(tokens, draft)
+        num_new = len(tokens) - prefix.num_tokens(self._blocks.block_size)
+        if terms.lane.is_long(num_new) and any(terms.lane.is_long(draft.rest(other)) for other in self._running):
+            return _Refusal.LANE
+        expected_len = len(request.token_ids) + self._lengths.expected(request.sampling, len(request.output_ids))
+        return self._checked(prefix, tokens, expected_len, draft, terms)
 
-    def _closer(self, prefix: Prefix, tokens: TokenIds, draft: Draft) -> Prefix:
-        """`prefix`, or the same blocks and more tokens out of the last, partly filled block of the neighbour's
-        prompt, which is not in the tree."""
+    def _place_again(self, sequence: Sequence, draft: Draft, terms: Terms) -> Prefix | _Refusal:
+        """The same for a sequence that had to leave; it has been in the lane already."""
+        tokens = sequence.tokens
+        if sequence.swapped is None:
+            prefix = self._prefix(tokens, draft)
+            return self._checked(prefix, tokens, self._expected_len(sequence), draft, terms)
+        prefix = self._blocks.tree.match(tokens, sequence.swapped.num_computed)
+        has_room = self._has_room(prefix, self._expected_len(sequence), draft)
+        return prefix if has_room else _Refusal.ROOM
+
+    def _checked(
+        self, prefix: Prefix, tokens: TokenIds, expected_len: int, draft: Draft, terms: Terms
+    ) -> Prefix | _Refusal:
+        """`prefix`, unless it is better to wait or there is no room."""
+        num_matched = prefix.num_tokens(self._blocks.block_size)
+        if not terms.fills_batch and self._is_being_computed(tokens, num_matched, draft):
+            return _Refusal.PREFIX
+        if terms.is_whole and not draft.is_empty and len(tokens) - num_matched > draft.budget:
+            return _Refusal.STEP
+        return prefix if self._has_room(prefix, expected_len, draft) else _Refusal.ROOM
+
+    def _has_room(self, prefix: Prefix, expected_len: int, draft: Draft) -> bool:
+        """Whether the blocks that a row is expected to need beyond the prefix are nobody's; true when nobody runs."""
+        needed = self._blocks.blocks_for(expected_len) - self._blocks.held(prefix)
+        return not self._running or needed <= self._blocks.room - draft.reserved
+
+    def _prefix(self, tokens: TokenIds, draft: Draft) -> Prefix:
+        """What the tree holds of the tokens but the last one; or the same blocks and more tokens out of the last,
+        partly filled block of the neighbour's prompt, which is not in the tree."""
+        prefix = self._blocks.tree.match(tokens, len(tokens) - 1)
         neighbour, block_size = self._neighbour, self._blocks.block_size
         if neighbour is None or not neighbour.block_table or not self._blocks.tree.is_enabled:
             return prefix
@@ -149,22 +236,17 @@ class Admission:
             return prefix
         return Prefix(prefix.nodes, neighbour.block_table[len(prefix.nodes)], shared)
 
-    def _must_wait(self, tokens: TokenIds, num_matched: int, draft: Draft) -> bool:
-        """Whether a running prompt will soon hold more of these tokens, or is a long one and so is this."""
-        if not self._policy.admits_while_running:
-            return False
-        for other in self._running:
-            rest = draft.rest(other)
-            if rest <= 1:
-                continue
-            if self._policy.shares_with_long and draft.is_long(rest) and draft.is_long(len(tokens) - num_matched):
-                return True
-            soon = num_matched + self._blocks.block_size
-            if other.node is not None and common_len(tokens, other.tokens[: other.prompt_len]) >= soon:
-                return True
-        return False
+    def _is_being_computed(self, tokens: TokenIds, num_matched: int, draft: Draft) -> bool:
+        """Whether a running prompt will soon hold a block more of these tokens."""
+        soon = num_matched + self._blocks.block_size
+        return any(
+            draft.rest(other) > 1
+            and other.node is not None
+            and common_len(tokens, other.tokens[: other.prompt_len]) >= soon
+            for other in self._running
+        )
 
-    def _enter(self, sequence: Sequence, prefix: Prefix, draft: Draft) -> None:
+    def _enter(self, sequence: Sequence, prefix: Prefix, draft: Draft, terms: Terms) -> None:
         """Makes a sequence run from `prefix` on, or from what the host kept of it."""
         self._blocks.attach(sequence, prefix)
         if sequence.swapped is None:
@@ -179,7 +261,7 @@ class Admission:
             sequence.cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             self._counters.cached_tokens += sequence.cached_tokens
         self._running.add(sequence)
-        draft.extend(sequence, draft.share(sequence))
+        draft.extend(sequence, terms.lane.share(sequence.gap, draft.budget))
         draft.reserved += self._still_needed(sequence)
 
     def _still_needed(self, sequence: Sequence) -> int:
@@ -188,9 +270,6 @@ class Admission:
 
     def _expected_len(self, sequence: Sequence) -> int:
         return sequence.prompt_len + self._lengths.expected(sequence.request.sampling, sequence.output_len)
-
-    def _final_len(self, request: Request) -> int:
-        return len(request.token_ids) + self._lengths.expected(request.sampling, len(request.output_ids))
 
 
 def _tokens_of(request: Request) -> TokenIds:

@@ -10,14 +10,13 @@ from batchrun.engine.step import Item, ScheduledBatch, SwapIn, SwapOut
 
 
 class Draft:
-    """A step of at most `size` tokens, of which `budget` are left; `counts` are those that each sequence has got.
+    """A step of which `budget` tokens are left; `counts` are those that each sequence has got.
 
-    With `spares` a long prompt takes half of the step at most, so that others have the rest.
+    A prompt is cut at a multiple of `alignment` tokens where that leaves it any.
     """
 
-    def __init__(self, blocks: BlockManager, size: int, *, spares: bool) -> None:
-        self.size = size
-        self.budget = size
+    def __init__(self, blocks: BlockManager, budget: int, alignment: int) -> None:
+        self.budget = budget
         self.counts: dict[Sequence, int] = {}
         self.num_guessed: dict[Sequence, int] = {}
         self.preempted: Sequence | None = None
@@ -25,27 +24,28 @@ class Draft:
         self.swap_outs: list[SwapOut] = []
         self.swap_ins: list[SwapIn] = []
         self._blocks = blocks
-        self._spares = spares
+        self._alignment = alignment
         self._copied_from: dict[int, int] = {}  # destination slot -> source slot
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody has got a token yet."""
+        return not self.counts
 
     def rest(self, sequence: Sequence) -> int:
         """Tokens of the sequence that are not computed even after this step."""
         return sequence.gap - self.counts.get(sequence, 0)
 
-    def is_long(self, num_tokens: int) -> bool:
-        """Whether so many tokens do not fit a step."""
-        return num_tokens > self.size
-
-    def share(self, sequence: Sequence) -> int:
-        """Tokens of the budget that the sequence may take now."""
-        if self._spares and self.is_long(sequence.gap):
-            return min(self.budget, max(1, self.size // 2))
-        return self.budget
+    def end_of(self, sequence: Sequence, limit: int) -> int:
+        """Where the sequence would be computed to, with `limit` tokens of this step at most."""
+        end = sequence.num_computed + min(sequence.gap, limit)
+        aligned = end - end % self._alignment
+        return aligned if sequence.num_computed < aligned and end < sequence.num_tokens else end
 
     def extend(self, sequence: Sequence, limit: int) -> None:
         """Gives the sequence up to `limit` tokens of this step, what it has got so far included, as far as there are
         blocks for them."""
-        end = self._blocks.grow(sequence, sequence.num_computed + min(sequence.gap, limit))
+        end = self._blocks.grow(sequence, self.end_of(sequence, limit))
         count = end - sequence.num_computed
         if count > 0:
             self.budget -= count - self.counts.get(sequence, 0)

@@ -14,6 +14,8 @@ from batchrun.engine.scheduler import Scheduler, SchedulerConfig
 from batchrun.engine.statistics import Statistics
 from batchrun.engine.step import Launched, Runner, ScheduledBatch
 from batchrun.engine.stop import Decode, StopStrings
+from batchrun.engine.stopwatch import Stopwatch
+from batchrun.latency import Latencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class _Flight:
 class Engine:
     """Runs requests to completion by continuous batching.
 
-    `decode` turns output ids into text, for stop strings. `clock` measures the costs that choose the way of a
-    preemption; it never changes a row's tokens.
+    `decode` turns output ids into text, for stop strings. `clock` measures latencies, and the costs that
+    choose the way of a preemption; it never changes a row's tokens.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Engine:
         self._runner = runner
         self._stops = StopStrings(decode)
         self._clock = clock
+        self._stopwatch = Stopwatch()
         self._flight: _Flight | None = None
         self._last_ended = -math.inf
 
@@ -66,6 +69,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a row behind those added before; plan order makes prefixes shared."""
         self.scheduler.add(request)
+        self._stopwatch.arrive(request, self._clock())
 
     def mean_output_len(self, sampling: SamplingParams) -> float:
         """Tokens that a row is expected to generate, by what the finished ones did."""
@@ -83,6 +87,7 @@ class Engine:
             return completions
         batch = self.scheduler.schedule()
         began = self._clock()
+        self._stopwatch.begin(batch, began)
         following = None if batch.is_empty else _Flight(batch, self._runner.launch(batch), began)
         if self._flight is not None:
             completions += self._land()
@@ -103,13 +108,18 @@ class Engine:
         self.scheduler.costs.observe_compute(flight.batch.num_tokens, computing)
         self.scheduler.costs.observe_swap(sampled.swap_bytes, sampled.swap_seconds)
         completions = self.scheduler.update(flight.batch, sampled, self._stops.find)
+        self._stopwatch.end(flight.batch, now)
         for completion in completions:
             self._stops.forget(completion.row_idx)
+            self._stopwatch.forget(completion.row_idx)
         return completions
 
     def stop_admitting(self) -> tuple[Request, ...]:
         """Forgets the waiting rows, which nobody has begun; they are returned."""
-        return self.scheduler.admission.close()
+        requests = self.scheduler.admission.close()
+        for request in requests:
+            self._stopwatch.forget(request.row_idx)
+        return requests
 
     def in_flight(self) -> tuple[InFlight, ...]:
         """Rows that have begun and not finished."""
@@ -118,6 +128,10 @@ class Engine:
 
     def statistics(self) -> Statistics:
         return self.scheduler.statistics()
+
+    def latencies(self) -> Latencies:
+        """What rows have waited for their tokens; a snapshot."""
+        return self._stopwatch.latencies
 
     def check(self) -> None:
         """States every invariant between two steps; for tests."""

@@ -1,38 +1,85 @@
-"""How a step's token budget is split: four ways, each a few facts that the scheduler follows.
+"""How a step's tokens are shared out: four ways, each the order in which rows get theirs.
 
-`chunked` mixes prompt chunks with decodes (Sarathi-Serve, Agrawal et al., 2024); `prefill-first` spends the budget
-on prompts before decodes; `fcfs` serves strictly by arrival; `static` fills a batch and runs it to its longest
-row before the next one, as a baseline to compare with.
+The scheduler calls `fill` once a step. No policy changes what a row answers.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-Pass = Literal["decode", "prefill", "all", "admit"]
+from batchrun.engine.admission import Admission, Terms
+from batchrun.engine.draft import Draft
+from batchrun.engine.lane import Lane
+from batchrun.engine.running import Running
+
 Schedule = Literal["chunked", "prefill-first", "fcfs", "static"]
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """`passes` spend the budget in this order. `look_ahead` rows past one that does not fit may be admitted.
-
-    `shares_with_long` keeps a part of the budget from a long prompt's chunks while other rows wait;
-    `admits_while_running` lets rows enter as others leave.
-    """
-
-    passes: tuple[Pass, ...]
-    look_ahead: int
-    shares_with_long: bool
-    admits_while_running: bool
-
 
 _LOOK_AHEAD = 32  # rows
 
-POLICIES: dict[Schedule, Policy] = {
-    "chunked": Policy(("decode", "prefill", "admit"), _LOOK_AHEAD, shares_with_long=True, admits_while_running=True),
-    "prefill-first": Policy(
-        ("prefill", "admit", "decode"), _LOOK_AHEAD, shares_with_long=False, admits_while_running=True
-    ),
-    "fcfs": Policy(("all", "admit"), 0, shares_with_long=False, admits_while_running=True),
-    "static": Policy(("all", "admit"), 0, shares_with_long=False, admits_while_running=False),
-}
+
+class Policy(Protocol):
+    """Shares out the tokens of a step."""
+
+    def fill(self, draft: Draft, running: Running, admission: Admission) -> None:
+        """Gives running and entering sequences tokens of the draft, one at least if anybody can take it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """Every decode, and chunks of prompts with the rest (Sarathi-Serve, Agrawal et al., OSDI 2024, section 4). Nobody
+    waits for a prompt's end, and a step is about as long as another. Long prompts share a `lane`."""
+
+    lane: Lane
+
+    def fill(self, draft: Draft, running: Running, admission: Admission) -> None:
+        running.decode(draft)
+        running.prefill(draft, self.lane)
+        admission.admit(draft, Terms(look_ahead=_LOOK_AHEAD, lane=self.lane))
+        running.top_up(draft)
+
+
+class PrefillFirst:
+    """Prompts only, until all that may enter are computed whole; only then do decodes go on. The next rows get their
+    first token early, and running ones wait for it."""
+
+    def fill(self, draft: Draft, running: Running, admission: Admission) -> None:
+        running.prefill(draft)
+        admission.admit(draft, Terms(look_ahead=_LOOK_AHEAD))
+        if draft.is_empty:
+            running.decode(draft)
+
+
+class Fcfs:
+    """Strictly by arrival: a row's prompt is computed whole when its turn comes, in a step without decodes, and nobody
+    passes a row that does not fit. A prompt longer than a step has steps of its own."""
+
+    def fill(self, draft: Draft, running: Running, admission: Admission) -> None:
+        running.prefill(draft)
+        if draft.is_empty:
+            admission.admit(draft, Terms(is_whole=True))
+        if draft.is_empty:
+            running.decode(draft)
+
+
+class Static:
+    """A batch runs to the end of its longest row before the next one begins: the baseline to compare with."""
+
+    def fill(self, draft: Draft, running: Running, admission: Admission) -> None:
+        if running:
+            running.decode(draft)
+            running.prefill(draft)
+        else:
+            admission.admit(draft, Terms(fills_batch=True))
+
+
+def make_policy(schedule: Schedule, lane: Lane) -> Policy:
+    """The policy of that name; only `chunked` has a lane."""
+    match schedule:
+        case "chunked":
+            return Chunked(lane)
+        case "prefill-first":
+            return PrefillFirst()
+        case "fcfs":
+            return Fcfs()
+        case "static":
+            return Static()

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from batchrun.engine.block_manager import BlockManager
 from batchrun.engine.draft import Draft
-from batchrun.engine.policies import Pass
+from batchrun.engine.lane import NO_LANE, Lane
 from batchrun.engine.preemption import Costs, Preemption, choose_victim, choose_way
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.statistics import Counters
@@ -37,12 +37,17 @@ class Running:
     def remove(self, sequence: Sequence) -> None:
         self._sequences.remove(sequence)
 
-    def proceed(self, which: Pass, draft: Draft) -> None:
-        """Gives running sequences, oldest first, the tokens they ask for; makes one leave when they find no room."""
+    def decode(self, draft: Draft) -> None:
+        """Gives those that decode their token, oldest first; makes one sequence leave when there is no room."""
         for sequence in self:
-            is_asked = which == "all" or (which == "decode") == (sequence.gap == 1)
-            if is_asked and sequence not in draft.counts and sequence is not draft.preempted and not sequence.is_full:
-                self._extend(sequence, draft.share(sequence), draft)
+            if sequence.is_decoding:
+                self._extend(sequence, draft.budget, draft)
+
+    def prefill(self, draft: Draft, lane: Lane = NO_LANE) -> None:
+        """Gives the others what they ask for, oldest first, a long one its share; makes one leave as `decode` does."""
+        for sequence in self:
+            if not sequence.is_decoding:
+                self._extend(sequence, lane.share(sequence.gap, draft.budget), draft)
 
     def top_up(self, draft: Draft) -> None:
         """Spends what is left of the budget on prompts whose chunk was kept short for others' sake."""
@@ -53,8 +58,9 @@ class Running:
                 draft.extend(sequence, draft.budget + draft.counts[sequence])
 
     def _extend(self, sequence: Sequence, limit: int, draft: Draft) -> None:
-        end = sequence.num_computed + min(sequence.gap, limit)
-        if self._blocks.lacking(sequence, end) > self._blocks.room:
+        if sequence is draft.preempted or sequence.is_full:
+            return
+        if self._blocks.lacking(sequence, draft.end_of(sequence, limit)) > self._blocks.room:
             self._preempt_one(draft)
         if sequence is not draft.preempted:
             draft.extend(sequence, limit)

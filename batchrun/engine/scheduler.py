@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from batchrun.engine.admission import Admission
 from batchrun.engine.block_manager import BlockManager
 from batchrun.engine.draft import Draft
+from batchrun.engine.lane import Lane
 from batchrun.engine.lengths import OutputLengths
-from batchrun.engine.policies import POLICIES, Schedule
+from batchrun.engine.policies import Schedule, make_policy
 from batchrun.engine.preemption import Costs, Preemption
 from batchrun.engine.request import Completion, FinishReason, Request
 from batchrun.engine.running import Running
@@ -31,7 +32,11 @@ _NOT_FINITE = RowError("engine_error", "the model's logits are not finite; try -
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """`num_blocks` of `block_size` tokens, `num_host_slots` of the same size, and the limits of a step."""
+    """`num_blocks` of `block_size` tokens, `num_host_slots` of the same size, and the limits of a step.
+
+    Prompts are cut at multiples of `chunk_alignment_tokens`. Those with more than `long_row_tokens` to compute are
+    long; None: those that do not fit a step.
+    """
 
     num_blocks: int
     num_host_slots: int
@@ -43,6 +48,8 @@ class SchedulerConfig:
     schedule: Schedule = "chunked"
     preemption: Preemption = "auto"
     prefix_caching: bool = True
+    chunk_alignment_tokens: int = 1
+    long_row_tokens: int | None = None
     num_free_tokens: int = 0
 
 
@@ -58,10 +65,8 @@ class Scheduler:
         self.costs = Costs(bytes_per_token=config.block_bytes / config.block_size)
         self.counters = Counters()
         self.running = Running(self.blocks, config.preemption, self.costs, self.counters)
-        self._policy = POLICIES[config.schedule]
-        self.admission = Admission(
-            self.running, self.blocks, self.lengths, self.counters, self._policy, config.max_num_seqs
-        )
+        self.admission = Admission(self.running, self.blocks, self.lengths, self.counters, config.max_num_seqs)
+        self._policy = make_policy(config.schedule, Lane(config.long_row_tokens or config.max_num_batched_tokens))
         self.speculation = Speculation(config.num_free_tokens, self.counters)
         self._budget = config.max_num_batched_tokens
 
@@ -95,14 +100,8 @@ class Scheduler:
         Raises:
             EngineFailed: nothing can be scheduled although work remains; a bug, with the state in the message.
         """
-        spares = self._policy.shares_with_long and bool(self.admission.waiting)
-        draft = Draft(self.blocks, self._budget, spares=spares)
-        for which in self._policy.passes:
-            if which == "admit":
-                self.admission.admit(draft)
-            else:
-                self.running.proceed(which, draft)
-        self.running.top_up(draft)
+        draft = Draft(self.blocks, self._budget, self.config.chunk_alignment_tokens)
+        self._policy.fill(draft, self.running, self.admission)
         self.speculation.extend(draft)
         if draft.preempted is not None:
             self.admission.put_back(draft.preempted)
@@ -168,7 +167,7 @@ class Scheduler:
         return Statistics(
             counters=replace(self.counters),
             num_running=len(self.running),
-            num_waiting=len(self.admission.waiting),
+            num_waiting=self.admission.num_waiting,
             num_preempted=len(self.admission.preempted),
             num_nodes=self.blocks.tree.num_nodes,
             kv_usage=self.blocks.num_in_use / max(self.config.num_blocks, 1),
@@ -228,7 +227,7 @@ class Scheduler:
     def _describe(self) -> str:
         return (
             f"{len(self.running)} running, {len(self.admission.preempted)} preempted, "
-            f"{len(self.admission.waiting)} waiting, "
+            f"{self.admission.num_waiting} waiting, "
             f"{self.blocks.pool.num_free} of {self.config.num_blocks} blocks free, "
             f"{self.blocks.tree.num_evictable} evictable"
         )

@@ -102,6 +102,11 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether the next token to compute is the last one, and generated; that of a prompt's end is not."""
+        return self.gap == 1 and self.num_computed >= self.prompt_len
+
+    @property
     def has_pending(self) -> bool:
         return self.num_known < self.num_tokens
 

@@ -79,6 +79,8 @@ def _configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...]) -> Sche
         schedule=job.schedule,
         preemption=job.preemption,
         prefix_caching=job.prefix_caching == "on",
+        chunk_alignment_tokens=job.chunk_alignment_tokens,
+        long_row_tokens=job.long_row_tokens,
         num_free_tokens=runner.num_free_tokens if job.speculation == "auto" else 0,
     )
 

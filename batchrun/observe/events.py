@@ -4,8 +4,10 @@ Knows nothing of terminals or logs; whoever takes them decides what to show.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from batchrun.latency import Latencies
 
 Level = Literal["debug", "info", "warning"]
 
@@ -24,7 +26,7 @@ class RunProgress:
 
     `tokens_done` and `tokens_total` weigh the work: prompt tokens without the shared ones, and output tokens,
     expected ones where a row is unfinished. `hit_rate` and `kv_usage` are shares of 1. `preemptions`,
-    `num_running`, `elapsed_s` and `output_tokens` are this process's.
+    `num_running`, `elapsed_s`, `output_tokens` and `latencies` are this process's.
     """
 
     rows_done: int
@@ -38,6 +40,7 @@ class RunProgress:
     num_running: int
     elapsed_s: float
     output_tokens: int
+    latencies: Latencies = field(default_factory=Latencies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from batchrun.cli_report import plan_text
+from batchrun.cli_report import plan_text, summary_text
 from batchrun.cli_text import aligned, size
+from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, PlanSummary, Unit
 from tests.cli.fake_library import Library, Run
 
@@ -85,6 +86,14 @@ def test_plan_command_prints_the_block_or_one_object(library: Library, run: Run,
     shown = json.loads(result.stdout)
     assert (shown["num_unique"], shown["saved_tokens"], shown["units"]) == (100, 3000, 1)
     assert "\x1b" not in result.stdout
+
+
+def test_summary_shows_latencies_when_there_are_any() -> None:
+    outcome = Outcome(Path("/data/out"), rows=63)
+    assert "first token" not in summary_text(outcome)
+    outcome.latencies.first_token.add(0.5)
+    assert summary_text(outcome).splitlines()[-1].startswith("first token  p50 ")
+    assert json.loads(json.dumps(outcome.as_dict()))["latencies"]["time_to_first_token_s"]["count"] == 1
 
 
 def test_aligned_puts_further_lines_under_the_first() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_status_of_a_running_job() -> None:
         "speed    250 tok/s · prefix hit 77% · KV 50% · 7 running · preempted 1 (3s ago)",
         "output   /data/out",
     ]
+
+
+def test_status_shows_what_rows_waited_for() -> None:
+    waited = {"time_to_first_token_s": {"count": 2, "p50": 0.5, "p90": 62.0, "p99": 3.25, "buckets": {}}}
+    lines = status_text(replace(RUNNING, progress=PROGRESS | {"latencies": waited}), at_s=1003.0).splitlines()
+    assert lines[-2:] == ["first token  p50 500ms · p90 1m02s · p99 3.25s", "output       /data/out"]
 
 
 def test_status_of_a_job_that_says_nothing() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from batchrun.engine.engine import Engine
 from batchrun.engine.graphs import StepGraphs
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.model import Model
+from batchrun.engine.policies import Schedule
 from batchrun.engine.queues import AtOnce, Queues
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.runner import TorchRunner
@@ -166,6 +167,17 @@ def test_the_tokens_are_those_of_the_plain_loop(model: Model, seed: int, way: st
     assert len(found) == len(requests)
     assert engine.statistics().counters.preemptions > 0
     assert (record.num_replays > 0) == (way != "overlapped")
+
+
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+@pytest.mark.parametrize("seed", range(2))
+def test_no_schedule_changes_a_token(model: Model, seed: int, schedule: Schedule) -> None:
+    """Nor does where it cuts prompts, in a pool with hardly any room."""
+    requests = make_requests(seed)
+    plain, _ = run(make_runner(model, 60, overlaps=False), requests, max_num_batched_tokens=500)
+    options = {"schedule": schedule, "chunk_alignment_tokens": 3, "max_num_batched_tokens": 7}
+    found, _ = run(make_runner(model, 12, overlaps=True), requests, **options)
+    assert found == plain
 
 
 def test_a_model_that_cannot_be_recorded_runs_without(model: Model, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,12 +2,14 @@
 
 import random
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from batchrun.engine.echo import EOS_TOKEN_ID, EchoRunner, answer, choose, entries
 from batchrun.engine.engine import Engine
+from batchrun.engine.policies import Schedule
 from batchrun.engine.request import Completion, Request, SamplingParams, TokenIds
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.speculation import PromptLookup
@@ -92,8 +94,8 @@ class OftenRight(PromptLookup):
         return np.array(guess[len(tokens) :], dtype=np.int32)
 
 
-def random_job(seed: int) -> tuple[Counters, Counters]:
-    """One random job against the oracle; its counters."""
+def random_job(seed: int, schedule: Schedule | None = None) -> Counters:
+    """One random job against the oracle, under a random schedule when none is given; its counters."""
     rng = random.Random(seed)
     prompts = random_prompts(rng, rng.randint(1, 24), vocab=rng.choice([4, 6, 200]))
     most = rng.choice([10, 40, 80])
@@ -111,7 +113,9 @@ def random_job(seed: int) -> tuple[Counters, Counters]:
         num_host_slots=rng.choice([0, 12, 200, 200]),
         max_num_seqs=rng.choice([1, 4, 32]),
         max_num_batched_tokens=rng.choice([1, 7, 16, 63, 500]),
-        schedule=rng.choice(["chunked", "chunked", "chunked", "prefill-first", "fcfs", "static"]),
+        schedule=schedule or rng.choice(["chunked", "chunked", "chunked", "prefill-first", "fcfs", "static"]),
+        chunk_alignment_tokens=rng.choice([1, 1, 3, 16]),
+        long_row_tokens=rng.choice([None, None, 1, 20]),
         preemption=rng.choice(["auto", "recompute", "swap", "swap"]),
         prefix_caching=rng.random() < 0.85,
         overlaps=rng.random() < 0.5,
@@ -124,6 +128,9 @@ def random_job(seed: int) -> tuple[Counters, Counters]:
     }
     statistics = engine.statistics()
     assert statistics.kv_usage == 0.0, "blocks are still referenced after the last row"
+    latencies = engine.latencies()
+    assert latencies.first_token.count == len(requests)
+    assert latencies.per_token.count == statistics.counters.output_tokens - len(requests)
     return statistics.counters
 
 
@@ -136,6 +143,14 @@ def test_random_jobs_answer_like_the_model_alone(block_of_seeds):
     assert sum(counter.recompute_preemptions for counter in counters) > 0
     assert sum(counter.swap_preemptions for counter in counters) > 0
     assert sum(counter.swapped_bytes for counter in counters) > 0
-    assert (
-        sum(counter.drafted_tokens for counter in counters) > sum(counter.accepted_tokens for counter in counters) > 0
-    )
+    num_accepted = sum(counter.accepted_tokens for counter in counters)
+    assert sum(counter.drafted_tokens for counter in counters) > num_accepted > 0
+
+
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+def test_no_schedule_changes_an_answer(schedule: Schedule) -> None:
+    """The same jobs under each; every one of them is made to preempt, to share and to cut prompts."""
+    counters = [random_job(seed, schedule) for seed in range(150)]
+    assert sum(counter.cached_tokens for counter in counters) > 0
+    assert sum(counter.recompute_preemptions for counter in counters) > 0
+    assert sum(counter.swap_preemptions for counter in counters) > 0

@@ -6,30 +6,8 @@ import pytest
 from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.preemption import Costs, choose_way
 from batchrun.engine.request import Request, SamplingParams
-from batchrun.engine.scheduler import Scheduler, SchedulerConfig
 from batchrun.engine.step import NO_TOKEN, Sampled
-
-
-def scheduler(**options):
-    settings = {
-        "num_blocks": 100, "num_host_slots": 0, "block_size": 4, "block_bytes": 64, "max_num_seqs": 8,
-        "max_num_batched_tokens": 16, "eos_token_ids": frozenset({2}),
-    } | options  # fmt: skip
-    return Scheduler(SchedulerConfig(**settings))
-
-
-def request(row_idx, tokens, max_tokens=4, **options):
-    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    return Request(row_idx, np.array(tokens, dtype=np.int32), sampling, **options)
-
-
-def step(engine, token=7):
-    """One step in which every sampling item samples `token`; the batch as {row: tokens} and the finished rows."""
-    batch = engine.schedule()
-    sampled = Sampled(np.full(len(batch.sampled), token, dtype=np.int32))
-    finished = engine.update(batch, sampled, find_stop=lambda sequence: None)
-    engine.check()
-    return {item.sequence.request.row_idx: item.num_tokens for item in batch.items}, [row.row_idx for row in finished]
+from tests.engine.stepping import launch, request, scheduler, step, tokens_of
 
 
 def test_a_step_mixes_decodes_with_prompt_chunks_up_to_the_budget():
@@ -196,28 +174,15 @@ def test_the_way_out_is_the_cheaper_one_once_both_are_measured():
     assert choose_way("swap", costs, 5000, 40, 39) == "recompute"
 
 
-def launch(engine):
-    """A step whose tokens stay unknown; the batch, and what takes its tokens in."""
-    batch = engine.schedule()
-
-    def land(token=7):
-        sampled = Sampled(np.full(len(batch.sampled), token, dtype=np.int32))
-        finished = engine.update(batch, sampled, find_stop=lambda sequence: None)
-        engine.check()
-        return [row.row_idx for row in finished]
-
-    return {item.sequence.request.row_idx: item.num_tokens for item in batch.items}, land
-
-
 def test_a_row_whose_last_token_is_pending_is_not_scheduled_again():
     engine = scheduler()
     engine.add(request(0, [5, 6], max_tokens=1))
     engine.add(request(1, [8, 9], max_tokens=2))
-    ran, land_first = launch(engine)
-    assert ran == {0: 2, 1: 2}
-    ran, land_second = launch(engine)
-    assert ran == {1: 1}
-    assert launch(engine)[0] == {}
+    first, land_first = launch(engine)
+    assert tokens_of(first) == {0: 2, 1: 2}
+    second, land_second = launch(engine)
+    assert tokens_of(second) == {1: 1}
+    assert launch(engine)[0].items == ()
     assert land_first() == [0]
     assert land_second() == [1]
     assert not engine.has_work
@@ -227,8 +192,8 @@ def test_a_row_that_ended_unknown_to_the_next_step_loses_what_that_one_samples()
     engine = scheduler()
     engine.add(Request(0, np.array([5, 6], dtype=np.int32), SamplingParams(max_tokens=9)))
     _, land_first = launch(engine)
-    ran, land_second = launch(engine)
-    assert ran == {0: 1}
+    second, land_second = launch(engine)
+    assert tokens_of(second) == {0: 1}
     assert land_first(token=2) == [0]
     assert land_second(token=7) == []
     assert engine.counters.output_tokens == 1

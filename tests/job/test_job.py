@@ -193,7 +193,7 @@ CHANGES_NONE = {
     "max_num_seqs": 3, "max_num_batched_tokens": 111, "block_size": 4, "kv_cache_memory": 7, "swap_space": 7,
     "preemption": "swap", "schedule": "static", "prefix_caching": "off", "checkpoint_every": 1, "drain_timeout": 1,
     "wait_lock": 1, "max_error_rate": 0.5, "overwrite": True, "gpu_memory_utilization": 0.5, "device": "cpu",
-    "enforce_eager": True, "speculation": "off",
+    "enforce_eager": True, "speculation": "off", "chunk_alignment_tokens": 7, "long_row_tokens": 9,
 }  # fmt: skip
 
 
@@ -225,3 +225,9 @@ def test_fingerprint_values_are_short_single_lines_and_tell_texts_apart(text: st
     assert len(value) <= 40
     assert "\n" not in value
     assert value != fingerprint(load(system=text + "!"))["system"]
+
+
+def test_a_lane_needs_the_schedule_that_mixes() -> None:
+    assert load(long_row_tokens="4000", schedule="chunked").long_row_tokens == 4000
+    with pytest.raises(UsageError, match="--long-row-tokens needs --schedule chunked; under fcfs"):
+        load(long_row_tokens=4000, schedule="fcfs")

@@ -9,6 +9,7 @@ from batchrun.engine.echo import EchoRunner
 from batchrun.engine.step import NO_TOKEN
 from batchrun.errors import DataError, EngineFailed, JobMismatch, OutputRefused, StoppedEarly
 from batchrun.stop import AT_ONCE, StopRequest
+from batchrun.store.status import status
 from tests.run.conftest import echo_text, ignore
 
 
@@ -137,6 +138,36 @@ def test_a_stop_saves_finished_rows_and_unfinished_tokens(echo_job):
     assert [row["text"] for row in job.rows()] == [echo_text(prompt, 40) for prompt in job.prompts]
     whole = sum(len(row["text"]) for row in job.rows())
     assert outcome.output_tokens < whole
+
+
+def test_latencies_add_up_over_the_processes_of_a_job(echo_job):
+    """Every row has one first token, whichever process it got it from; the report and `status` say the same."""
+    job = echo_job(200)
+
+    class After(StopRequest):
+        """Raised in the middle of the run, by the number of times it is asked."""
+
+        num_asked = 0
+
+        @property
+        def level(self):
+            self.num_asked += 1
+            return AT_ONCE if self.num_asked > 60 else 0
+
+        @level.setter
+        def level(self, value):
+            pass
+
+    with pytest.raises(StoppedEarly):
+        job.submit(After(), max_num_seqs=8)
+    num_before = status(job.out).progress["latencies"]["time_to_first_token_s"]["count"]
+    outcome = job.submit(max_num_seqs=8)
+    latencies = outcome.latencies
+    assert 0 < num_before < latencies.first_token.count == len(set(job.prompts))
+    assert latencies.queue.count >= latencies.first_token.count
+    assert status(job.out).progress["latencies"] == latencies.to_dict()
+    assert outcome.as_dict()["latencies"] == latencies.summary()
+    assert job.submit(max_num_seqs=8).latencies == latencies
 
 
 def test_an_engine_that_fails_loses_no_finished_row(echo_job, monkeypatch):

@@ -36,5 +36,7 @@ class Answered(TypedDict):
     token_ids: list[list[int]]
     computed_tokens: int | None
     useful: float | None
+    # What rows waited for, where the way tells: by kind, percentiles in seconds.
+    latencies: NotRequired[dict[str, dict[str, float]]]
     # In bytes; put there by children/start.py.
     peak_rss: NotRequired[int | None]

@@ -17,7 +17,7 @@ class Measured:
 
     `ready_s` passed from the start of its process until it was handed the first row, `run_s` from then on until it
     had given back the last one. `peak_rss` is in bytes; `computed_tokens` are prompt tokens and `useful` a share of 1,
-    None where the way does not tell. `others` is the share of the machine's processors that others used meanwhile.
+    None where the way does not tell, and so are `latencies`, percentiles in seconds by what rows waited for. `others` is the share of the machine's processors that others used meanwhile.
     """
 
     ready_s: float
@@ -27,6 +27,7 @@ class Measured:
     useful: float | None
     peak_rss: int | None
     others: float | None
+    latencies: dict[str, dict[str, float]] | None = None
 
     @classmethod
     def of(cls, ended: Ended) -> "Measured":
@@ -39,6 +40,7 @@ class Measured:
             useful=found["useful"],
             peak_rss=found["peak_rss"],
             others=ended.others,
+            latencies=found.get("latencies"),
         )
 
 

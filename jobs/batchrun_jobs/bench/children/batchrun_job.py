@@ -46,6 +46,7 @@ def run(given: "Given") -> "Answered":
         "token_ids": answers.token_ids,
         "computed_tokens": outcome.computed_tokens,
         "useful": outcome.occupancy,
+        "latencies": outcome.latencies.summary(),
     }
 
 
