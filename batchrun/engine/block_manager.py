@@ -10,6 +10,9 @@ from batchrun.engine.radix import Prefix, RadixTree
 from batchrun.engine.sequence import Sequence, Swapped
 from batchrun.engine.step import SwapIn, SwapOut
 
+# What an attention kernel fetches at once where blocks are consecutive.
+_RUN_TOKENS = 64
+
 
 class BlockManager:
     """`num_blocks` of `block_size` tokens in the pool, `num_host_slots` of the same size on the host."""
@@ -17,7 +20,7 @@ class BlockManager:
     def __init__(self, num_blocks: int, num_host_slots: int, block_size: int, *, prefix_caching: bool) -> None:
         self.block_size = block_size
         self.num_host_slots = num_host_slots
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, run_len=max(1, _RUN_TOKENS // block_size))
         self.tree = RadixTree(self.pool, block_size, enabled=prefix_caching)
         self._free_host_slots = list(range(num_host_slots - 1, -1, -1))
         self._pinned: list[int] = []
@@ -66,7 +69,7 @@ class BlockManager:
         source = prefix.partial_block
         self.tree.acquire([source])
         self._pinned.append(source)
-        block = self._allocate()
+        block = self._allocate(sequence)
         sequence.block_table.append(block)
         sequence.num_computed += prefix.partial_len
         offsets = range(prefix.partial_len)
@@ -81,7 +84,7 @@ class BlockManager:
     def grow(self, sequence: Sequence, end: int) -> int:
         """Gives the sequence blocks for `end` tokens as far as there is room; the tokens that it has room for now."""
         for _ in range(min(self.lacking(sequence, end), self.room)):
-            sequence.block_table.append(self._allocate())
+            sequence.block_table.append(self._allocate(sequence))
         return min(end, len(sequence.block_table) * self.block_size)
 
     def shrink(self, sequence: Sequence) -> None:
@@ -132,8 +135,9 @@ class BlockManager:
         if num_attached < swapped.first_block:
             return None
         slots = swapped.host_slots[num_attached - swapped.first_block :]
-        blocks = tuple(self._allocate() for _ in slots)
-        sequence.block_table.extend(blocks)
+        for _ in slots:
+            sequence.block_table.append(self._allocate(sequence))
+        blocks = tuple(sequence.block_table[num_attached:])
         sequence.num_computed = swapped.num_computed
         return SwapIn(slots, blocks) if slots else None
 
@@ -143,10 +147,10 @@ class BlockManager:
             self._free_host_slots.extend(sequence.swapped.host_slots)
             sequence.swapped = None
 
-    def _allocate(self) -> int:
+    def _allocate(self, sequence: Sequence) -> int:
         if not self.pool.num_free:
             self.tree.evict()
-        return self.pool.allocate()
+        return self.pool.allocate(sequence.block_table)
 
     def check(self, running: Iterable[Sequence], preempted: Iterable[Sequence]) -> None:
         """States every invariant between two steps; for tests."""

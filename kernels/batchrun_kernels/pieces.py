@@ -25,6 +25,8 @@ class Rules:
     wide_piece: int = 4096
     narrow_piece: int = 512
     window: int | None = None
+    # The length of a tile that is fetched at once where its blocks are consecutive; 0: none is.
+    run_len: int = 0
     # A shared prefix is computed once for its sequences from here on; below, each sequence reads it by itself.
     shares_prefixes: bool = True
     min_shared_rows: int = 32
@@ -33,6 +35,11 @@ class Rules:
     def __post_init__(self) -> None:
         assert self.group <= self.narrow_rows <= self.wide_rows, (self.group, self.narrow_rows, self.wide_rows)
         assert min(self.wide_piece, self.narrow_piece) > 0, (self.wide_piece, self.narrow_piece)
+
+    @property
+    def run_blocks(self) -> int:
+        """Of a tile that is fetched at once; 0 where blocks do not divide it."""
+        return 0 if self.run_len % self.block_size else self.run_len // self.block_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from batchrun_kernels.contract import Work
 from batchrun_kernels.pieces import Rules
 from batchrun_kernels.worklist import Planner, Worklist
 
-_BLOCK_SIZE, _GROUP = 16, 4
+_BLOCK_SIZE, _GROUP, _RUN_LEN = 16, 4, 64
 # Sequences that are neighbours share their first tokens, as many as this.
 _SIBLINGS, _SHARED_LEN = 16, 288
 _LENGTHS = (300, 1500)
@@ -35,7 +35,7 @@ class PlannerTimes:
 def plan_times(num_sequences: int = 256, num_steps: int = 64) -> list[PlannerTimes]:
     """With and without a window, and anew; a plan that goes on is first checked to equal one made anew."""
     steps = _decode_steps(num_sequences, num_steps)
-    rules = Rules(group=_GROUP, block_size=_BLOCK_SIZE)
+    rules = Rules(group=_GROUP, block_size=_BLOCK_SIZE, run_len=_RUN_LEN)
     windowed = replace(rules, window=_WINDOW)
     for checked in (rules, windowed):
         planner = Planner(checked)

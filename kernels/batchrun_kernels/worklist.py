@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from batchrun_kernels.contract import Work
 from batchrun_kernels.pieces import Items, Merges, Rules, Segments, Tiles, borders, cut, merges_of, tiles_of
+from batchrun_kernels.runs import first_others, runs_hi
 
 Ints = NDArray[np.int64]
 Ids = NDArray[np.int32]
 
-# The columns of an item. `OFFSET + p // block_size` is where `block_ids` names the block of position p.
-Q_LO, Q_LEN, OFFSET, KV_LO, KV_HI, SLOT = range(6)
+# The columns of an item. `OFFSET + p // block_size` is where `block_ids` names the block of position p. Programs work
+# in tiles that begin at multiples of their length; from KV_LO's to RUNS_HI all are runs, see `runs.py`.
+Q_LO, Q_LEN, OFFSET, KV_LO, KV_HI, SLOT, RUNS_HI = range(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,13 @@ class Worklist:
     is partial and goes to rows SLOT ... SLOT + Q_LEN of the partials. Each list holds its longest items first.
     """
 
-    wide: Ids  # [num_wide, 6]
-    narrow: Ids  # [num_narrow, 6], at most Rules.narrow_rows rows x group
+    wide: Ids  # [num_wide, 7]
+    narrow: Ids  # [num_narrow, 7], at most Rules.narrow_rows rows x group
     block_ids: Ids  # [num_ids], the sequences' blocks one after another
     positions: Ids  # [num_tokens], of each row of q in its sequence
     merges: Merges
     num_slots: int
+    run_len: int  # keys of the tiles that RUNS_HI counts; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class _Step:
     tiles: Tiles
     items: Items
     merges: Merges
+    others: Ids | None  # see `first_others`; None: nobody asks for runs
 
 
 class Planner:
@@ -74,7 +78,8 @@ class Planner:
         assert ((q_lens > 0) & (kv_lens >= q_lens)).all(), (q_lens, kv_lens)
         positions = _positions(q_lens, kv_lens)
         last = self._last
-        if last is not None and _goes_on(last, q_lens, kv_lens, table, self.rules.block_size):
+        goes_on = last is not None and _goes_on(last, q_lens, kv_lens, table, self.rules.block_size)
+        if last is not None and goes_on:
             segments = replace(last.segments, kv_hi=last.segments.kv_hi + last.segments.is_leaf)
             tiles, before = last.tiles, last.items
         else:
@@ -84,7 +89,8 @@ class Planner:
         # The same array of slots: the same partials for the same rows.
         is_merged_alike = last is not None and items.slot is last.items.slot
         merges = last.merges if last is not None and is_merged_alike else merges_of(items, tiles)
-        self._last = _Step(q_lens, kv_lens, table.copy(), segments, tiles, items, merges)
+        others = _others(last if goes_on else None, kv_lens, table, self.rules)
+        self._last = _Step(q_lens, kv_lens, table.copy(), segments, tiles, items, merges, others)
         return _worklist(self._last, positions, self.rules)
 
 
@@ -156,19 +162,42 @@ def _shared_lens(contexts: Ints, table: Ids, rules: Rules) -> Ints:
     return np.append(np.minimum(num_equal, most) * rules.block_size, 0)
 
 
+def _others(last: _Step | None, kv_lens: Ints, table: Ids, rules: Rules) -> Ids | None:
+    """What `first_others` finds; going on from `last`, only sequences that have entered a block are looked at."""
+    if rules.run_blocks == 0:
+        return None
+    if last is None or last.others is None or last.others.shape[1] != table.shape[1] // rules.run_blocks + 1:
+        return first_others(table, rules.run_blocks)
+    entered = np.flatnonzero(kv_lens % rules.block_size == 1 % rules.block_size)
+    others = last.others.copy()
+    others[entered] = first_others(table[entered], rules.run_blocks)
+    return others
+
+
 def _worklist(step: _Step, positions: Ints, rules: Rules) -> Worklist:
     items, tiles, table = step.items, step.tiles, step.table
     num_blocks = -(-step.kv_lens // rules.block_size)
     offsets = np.cumsum(num_blocks) - num_blocks
     longest_first = np.argsort(items.kv_lo - items.kv_hi, kind="stable")
     tile = items.tile[longest_first]
-    listed = np.empty((len(tile), 6), np.int32)
+    sequence = step.segments.sequence[tiles.segment[tile]]
+    kv_lo, kv_hi = items.kv_lo[longest_first], items.kv_hi[longest_first]
+    listed = np.empty((len(tile), 7), np.int32)
     listed[:, Q_LO], listed[:, Q_LEN] = tiles.q_lo[tile], tiles.q_len[tile]
-    listed[:, OFFSET] = offsets[step.segments.sequence[tiles.segment[tile]]]
-    listed[:, KV_LO], listed[:, KV_HI] = items.kv_lo[longest_first], items.kv_hi[longest_first]
+    listed[:, OFFSET] = offsets[sequence]
+    listed[:, KV_LO], listed[:, KV_HI] = kv_lo, kv_hi
     listed[:, SLOT] = items.slot[longest_first]
+    run_len = rules.run_blocks * rules.block_size
+    listed[:, RUNS_HI] = 0 if step.others is None else runs_hi(step.others, run_len, sequence, kv_lo, kv_hi)
     is_wide = tiles.is_wide[tile]
     block_ids = table[np.arange(table.shape[1]) < num_blocks[:, None]]
     assert len(block_ids) == num_blocks.sum(), "the table is narrower than a sequence is long"
-    merges = step.merges
-    return Worklist(listed[is_wide], listed[~is_wide], block_ids, positions.astype(np.int32), merges, len(merges.slots))
+    return Worklist(
+        listed[is_wide],
+        listed[~is_wide],
+        block_ids,
+        positions.astype(np.int32),
+        step.merges,
+        len(step.merges.slots),
+        run_len,
+    )

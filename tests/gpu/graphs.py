@@ -36,7 +36,8 @@ class _Memory:
 def plan() -> Iterator[str]:
     yield (
         f"capture write_kv and attention of two layers for {_ROWS} padded rows, {_HEADS} heads over {_KV_HEADS} of "
-        f"{_DIM}; refill the plan for each of {len(_STEPS) - 1} other steps, replay, compare the bits with a step alone"
+        f"{_DIM}; refill the plan for each of {len(_STEPS) - 1} other steps, with blocks in runs and without, replay, "
+        "compare the bits with a step alone"
     )
 
 
@@ -50,7 +51,8 @@ def run(machine: Machine) -> Iterator[Result]:
 def _replay(dtype: torch.dtype, name: str, machine: Machine) -> Result:
     attention = TritonAttention(machine.device)
     memory = _memory(dtype, machine.device)
-    steps = [_work(lens) for lens in (_STEPS if machine.is_gpu else _STEPS[:2])]
+    chosen = _STEPS if machine.is_gpu else _STEPS[:2]
+    steps = [_work(lens, backwards=number % 2 == 1) for number, lens in enumerate(chosen)]
     _forward(attention, memory, attention.plan(steps[0]))
     plan = attention.plan(steps[0])
     graph, outs = _capture(attention, memory, plan)
@@ -102,11 +104,11 @@ def _memory(dtype: torch.dtype, device: torch.device) -> _Memory:
     return _Memory(q, key, torch.zeros(_ROWS, dtype=torch.int64, device=device), pool)
 
 
-def _work(lens: tuple[tuple[int, int], ...]) -> Work:
-    """Block 0 is nobody's: padding is written there."""
+def _work(lens: tuple[tuple[int, int], ...], *, backwards: bool) -> Work:
+    """Block 0 is nobody's: padding is written there. Other blocks are consecutive, or each behind the next."""
     needed = [-(-kv_len // _BLOCK) for _, kv_len in lens]
     table = torch.zeros(len(lens), max(needed), dtype=torch.int32)
-    free = iter(range(1, 64))
+    free = iter(range(63, 0, -1) if backwards else range(1, 64))
     for row, num in enumerate(needed):
         table[row, :num] = torch.tensor([next(free) for _ in range(num)])
     return Work(tuple(q_len for q_len, _ in lens), tuple(kv_len for _, kv_len in lens), table, _BLOCK)

@@ -42,7 +42,10 @@ _TREE = replace(_WHOLE, shares_prefixes=True, min_shared_rows=6, min_shared_len=
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`stored` is the dtype of keys and values; None: that of the queries. Of one byte, they are quantised."""
+    """`stored` is the dtype of keys and values; None: that of the queries. Of one byte, they are quantised.
+
+    `run_blocks` of a sequence are consecutive, which is a tile of the interpreter's.
+    """
 
     window: int | None = None
     softcap: float | None = None
@@ -50,11 +53,13 @@ class Case:
     shape: Shape = Shape()  # noqa: RUF009  (frozen)
     rules: Rules = _WHOLE
     stored: torch.dtype | None = None
+    run_blocks: int = 1
 
     @property
     def step(self) -> Step:
         """float32."""
-        return make_step(LENS, self.shape, shared=SHARED if self.rules.shares_prefixes else ())
+        shared = SHARED if self.rules.shares_prefixes else ()
+        return make_step(LENS, self.shape, shared=shared, run_blocks=self.run_blocks)
 
     @property
     def mask(self) -> Mask:
@@ -81,6 +86,7 @@ CASES = {
     "values of 3": replace(_ALL, shape=Shape(value_dim=3)),
     "group of 1, blocks of 16": replace(_ALL, shape=Shape(heads=2, block_size=16)),
     "group of 7, blocks of 1": replace(_ALL, shape=Shape(heads=7, kv_heads=1, block_size=1)),
+    "blocks in runs": replace(_ALL, rules=replace(_ALL.rules, run_len=16), run_blocks=4),
     "float16 keys and values": replace(_ALL, stored=torch.float16),
     "int8 keys and values": replace(_ALL, stored=torch.int8),
     "float8 keys and values": replace(_ALL, stored=torch.float8_e4m3fn),

@@ -53,10 +53,14 @@ def test_kernels_fit_the_target_and_use_its_tensor_cores(reports: dict[str, list
     assert {kernel for kernel, *_ in names} == KERNELS
     tiles = {(kind, head_dim, tile.rows) for (arch, head_dim, _, kind), tile in TILES.items() if arch == target}
     assert {(rest[0], int(rest[2]), int(rest[1])) for kernel, *rest in names if kernel == "attend"} == tiles
+    boxed = {(kind, dim) for (arch, dim, _, kind), tile in TILES.items() if arch == target and tile.reads_runs}
+    assert {(rest[0], int(rest[2])) for kernel, *rest in names if kernel == "attend" and "boxes" in rest} == boxed
     for report in reports[target]:
         kernel, *rest = report["name"].split()
         assert report["spills"] == 0, report
         assert report["shared_bytes"] <= SHARED_BYTES[target], report
+        # Otherwise the accelerator would not be what fetches them.
+        assert (report["boxes"] > 0) == ("boxes" in rest), report
         # No tensor core multiplies float32 to float32's precision.
         if kernel in ("attend", "linear_lse") and "float32" not in rest:
             rows = int(rest[1] if kernel == "attend" else rest[0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from batchrun_kernels import native
-from batchrun_kernels.worklist import Planner
+from batchrun_kernels.worklist import RUNS_HI, Planner
 from tests.kernels.equality import ATOL, CASES, DTYPES, Case, measure
 
 
@@ -31,9 +31,10 @@ def is_refused(case: Case, implementation: str, dtype: torch.dtype) -> bool:
 
 
 def test_the_cases_do_what_they_are_called() -> None:
-    """A tree without a shared item, or pieces that are never cut, would prove nothing."""
+    """A tree without a shared item, pieces that are never cut, or runs that nobody finds, would prove nothing."""
     lists = {name: Planner(case.own_rules).plan(case.step.work) for name, case in CASES.items()}
     assert lists["plain"].num_slots == 0
     assert lists["split pieces"].num_slots > 0
     assert lists["shared prefixes"].num_slots > 0
     assert len(lists["all of these"].merges.tokens) > 0
+    assert all((one[:, RUNS_HI] > 0).any() for one in (lists["blocks in runs"].wide, lists["blocks in runs"].narrow))

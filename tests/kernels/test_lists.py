@@ -72,6 +72,7 @@ def test_refilled_lists_are_the_others_in_the_same_memory() -> None:
 @pytest.mark.parametrize(("num", "rows"), [(0, 16), (17, 32), (4000, 4096), (4097, 8192), (34_816, 36_864)])
 def test_few_rows_of_partials_are_for_nothing(num: int, rows: int) -> None:
     """Beyond 4,096 a power of two would waste gigabytes."""
-    none = np.zeros((0, 6), np.int32)
+    none = np.zeros((0, 7), np.int32)
     listed = random_lists(0)
-    assert ListShape.of(Worklist(none, none, listed.block_ids, listed.positions, listed.merges, num)).num_slots == rows
+    none_of_it = Worklist(none, none, listed.block_ids, listed.positions, listed.merges, num, 0)
+    assert ListShape.of(none_of_it).num_slots == rows

@@ -12,7 +12,7 @@ from batchrun_kernels import worklist
 from batchrun_kernels.contract import Work
 from batchrun_kernels.pieces import Rules, balanced_piece
 from batchrun_kernels.planner_times import plan_times
-from batchrun_kernels.worklist import KV_HI, KV_LO, Q_LEN, SLOT, Planner, Worklist
+from batchrun_kernels.worklist import KV_HI, KV_LO, Q_LEN, RUNS_HI, SLOT, Planner, Worklist
 from tests.kernels.worklists import check, random_rules, random_work
 
 
@@ -26,15 +26,17 @@ def equal(one: Worklist, other: Worklist) -> bool:
 
 
 def one_longer(work: Work, random: np.random.Generator) -> Work:
-    """The next decode step: a fresh block where the last one is full; the table may have become wider."""
+    """The next decode step: another block where the last is full, often the next; the table may have become wider."""
     kv_lens = tuple(kv_len + 1 for kv_len in work.kv_lens)
     table = work.block_table.clone()
     width = max(-(-kv_len // work.block_size) for kv_len in kv_lens)
     if width > table.shape[1]:
         table = torch.cat([table, torch.full((len(table), width - table.shape[1]), -9, dtype=torch.int32)], dim=1)
     for row, kv_len in enumerate(kv_lens):
-        if (kv_len - 1) % work.block_size == 0:
-            table[row, (kv_len - 1) // work.block_size] = 100_000 + int(random.integers(1_000_000))
+        at, within = divmod(kv_len - 1, work.block_size)
+        if within == 0:
+            goes_on = at > 0 and random.random() < 0.7
+            table[row, at] = table[row, at - 1] + 1 if goes_on else 100_000 + int(random.integers(1_000_000))
     return Work((1,) * len(kv_lens), kv_lens, table, work.block_size)
 
 
@@ -42,7 +44,7 @@ def one_longer(work: Work, random: np.random.Generator) -> Work:
 def test_every_visible_position_is_covered_once(seed: int) -> None:
     """100 random trees, rules and windows each."""
     random = np.random.default_rng(seed)
-    num_shared = num_split = 0
+    num_shared = num_split = num_runs = 0
     for _ in range(100):
         rules = random_rules(random)
         work = random_work(random, rules)
@@ -50,9 +52,11 @@ def test_every_visible_position_is_covered_once(seed: int) -> None:
         check(listed, work, rules)
         num_shared += int((listed.wide[:, Q_LEN] > max(work.q_lens)).sum())
         num_split += listed.num_slots
-    # The rules above do cut: a planner that never shares or never splits would pass the rest.
+        num_runs += sum(int((items[:, RUNS_HI] > 0).sum()) for items in (listed.wide, listed.narrow))
+    # The rules above do cut: a planner that never shares, never splits or finds no runs would pass the rest.
     assert num_shared > 10
     assert num_split > 100
+    assert num_runs > 100
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -157,11 +161,11 @@ def test_plans_that_are_timed_are_compared_first(monkeypatch: pytest.MonkeyPatch
 
 def test_the_example_of_the_readme_is_what_the_planner_makes() -> None:
     table = torch.tensor([[10, 11, 12, 13], [10, 11, 12, 14], [10, 11, 12, 15]], dtype=torch.int32)
-    rules = Rules(group=4, block_size=4, min_shared_rows=16, min_shared_len=8)
+    rules = Rules(group=4, block_size=4, run_len=8, min_shared_rows=16, min_shared_len=8)
     listed = Planner(rules).plan(Work((1, 1, 3), (14, 16, 15), table, 4))
     text = (Path(__file__).parents[2] / "kernels" / "README.md").read_text(encoding="utf-8")
     items = re.findall(
-        r"^\| (wide|narrow) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE
+        r"^\| (wide|narrow) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE
     )
     made = [("wide", *row) for row in listed.wide.tolist()] + [("narrow", *row) for row in listed.narrow.tolist()]
     assert [(kind, *map(int, numbers)) for kind, *numbers in items] == made
@@ -171,3 +175,21 @@ def test_the_example_of_the_readme_is_what_the_planner_makes() -> None:
         f"`block_ids` is {' '.join(map(str, listed.block_ids))}, `positions` {' '.join(map(str, listed.positions))}"
         in text
     )
+
+
+def test_runs_end_where_a_tile_breaks_or_the_item_does() -> None:
+    """Tiles of two blocks of four: blocks 2 and 3 go on in the next tile's, 9 does not; the last tile is not whole."""
+    rules = Rules(group=1, block_size=4, run_len=8, narrow_piece=32, shares_prefixes=False)
+    table = torch.tensor([[2, 3, 4, 5, 8, 9, 11, 12, 20], [2, 3, 9, 8, 4, 5, 0, 0, 0]], dtype=torch.int32)
+
+    def runs_hi(kv_lens: tuple[int, int], **changed: int) -> list[list[int]]:
+        listed = Planner(replace(rules, **changed)).plan(Work((1, 1), kv_lens, table, 4))
+        return sorted(listed.narrow[:, [KV_LO, KV_HI, RUNS_HI]].tolist())
+
+    assert runs_hi((36, 24)) == [[0, 24, 8], [0, 32, 32], [32, 36, 0]]
+    assert runs_hi((23, 7)) == [[0, 7, 0], [0, 23, 16]]
+    # From within a tile on, whose first keys are hidden.
+    assert runs_hi((23, 20), window=10) == [[10, 20, 0], [13, 23, 16]]
+    # What blocks do not divide is no run of theirs, and one block always is.
+    assert runs_hi((36, 24), run_len=6) == [[0, 24, 0], [0, 32, 0], [32, 36, 0]]
+    assert runs_hi((36, 23), run_len=4) == [[0, 23, 20], [0, 32, 32], [32, 36, 36]]

@@ -6,15 +6,19 @@ from numpy.typing import NDArray
 
 from batchrun_kernels.contract import Work
 from batchrun_kernels.pieces import Rules
-from batchrun_kernels.worklist import KV_HI, KV_LO, OFFSET, Q_LEN, Q_LO, SLOT, Worklist
+from batchrun_kernels.worklist import KV_HI, KV_LO, OFFSET, Q_LEN, Q_LO, RUNS_HI, SLOT, Worklist
 
 
 def random_work(random: np.random.Generator, rules: Rules, *, most_sequences: int = 12, most_blocks: int = 12) -> Work:
-    """Each sequence keeps some leading blocks of the one before it; entries behind the last block are rubbish."""
+    """Each sequence keeps some leading blocks of the one before it; entries behind the last block are rubbish.
+
+    Fresh blocks come in fives of consecutive ones.
+    """
     num = int(random.integers(1, most_sequences + 1))
     table = np.full((num, most_blocks), -7, np.int32)
     kv_lens = random.integers(1, most_blocks * rules.block_size + 1, num)
-    fresh = iter(random.permutation(num * most_blocks).astype(np.int32))
+    fives = random.permutation(-(-num * most_blocks // 5)).astype(np.int32)
+    fresh = iter((5 * fives[:, None] + np.arange(5, dtype=np.int32)).ravel())
     kept, has_chunks = 0, random.random() < 0.6
     for row, kv_len in enumerate(kv_lens):
         num_blocks = -(-int(kv_len) // rules.block_size)
@@ -35,14 +39,16 @@ def random_work(random: np.random.Generator, rules: Rules, *, most_sequences: in
 def random_rules(random: np.random.Generator) -> Rules:
     group = int(random.choice([1, 2, 3, 4, 7]))
     narrow = int(random.choice([8, 16]))
+    block_size = int(random.choice([1, 4, 5]))
     return Rules(
         group=group,
-        block_size=int(random.choice([1, 4, 5])),
+        block_size=block_size,
         wide_rows=narrow * int(random.choice([1, 2, 4])),
         narrow_rows=narrow,
         wide_piece=int(random.choice([3, 8, 20, 64])),
         narrow_piece=int(random.choice([4, 9, 16])),
         window=None if random.random() < 0.5 else int(random.integers(1, 30)),
+        run_len=block_size * int(random.choice([0, 1, 2, 3])),
         shares_prefixes=bool(random.random() < 0.85),
         min_shared_rows=int(random.choice([2, 4, 32])),
         min_shared_len=int(random.choice([1, 4, 16])),
@@ -65,7 +71,7 @@ def check(listed: Worklist, work: Work, rules: Rules) -> None:
         (listed.narrow, rules.narrow_rows, rules.narrow_piece),
     ):
         assert kind.dtype == np.int32
-        assert kind.shape[1] == 6
+        assert kind.shape[1] == 7
         lengths = kind[:, KV_HI] - kind[:, KV_LO]
         assert (np.diff(lengths) <= 0).all()
         for item in kind:
@@ -73,6 +79,7 @@ def check(listed: Worklist, work: Work, rules: Rules) -> None:
             assert item[KV_LO] < item[KV_HI] <= (item[KV_LO] // piece + 1) * piece
             seen_by_item = np.arange(item[KV_LO], item[KV_HI])
             blocks = listed.block_ids[item[OFFSET] + seen_by_item // rules.block_size]
+            assert item[RUNS_HI] == _runs_hi(listed, item, rules)
             for row in range(item[Q_LO], item[Q_LO] + item[Q_LEN]):
                 allowed = seen_by_item[_visible(seen_by_item, positions[row], rules)]
                 np.add.at(seen[row], allowed, 1)
@@ -85,6 +92,21 @@ def check(listed: Worklist, work: Work, rules: Rules) -> None:
     everything = np.arange(seen.shape[1])
     np.testing.assert_array_equal(seen, [_visible(everything, position, rules) for position in positions])
     _check_results(listed, written, parts)
+
+
+def _runs_hi(listed: Worklist, item: NDArray[np.int32], rules: Rules) -> int:
+    """Tile by tile, block by block."""
+    tile, size = rules.run_len, rules.block_size
+    if rules.run_blocks == 0:
+        return 0
+    end = item[KV_LO] // tile * tile
+    while end + tile <= item[KV_HI]:
+        first = item[OFFSET] + end // size
+        blocks = listed.block_ids[first : first + tile // size].tolist()
+        if blocks != list(range(blocks[0], blocks[0] + len(blocks))):
+            break
+        end += tile
+    return int(end) if end > item[KV_LO] else 0
 
 
 def _visible(seen: NDArray[np.int64], position: int, rules: Rules) -> NDArray[np.bool_]:

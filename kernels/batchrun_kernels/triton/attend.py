@@ -2,7 +2,8 @@
 
 Row m of a tile is query token m // GROUP of the item and the kv head's query head m % GROUP. A kv head of more query
 heads than a narrow tile has rows is SPLIT programs, each for an equal part of them. Scores and sums are float32 in
-base 2. The mask is `seen <= position` and the window: nothing else tells a chunk from a decode row.
+base 2. The mask is `seen <= position` and the window: nothing else tells a chunk from a decode row. Tiles of keys begin
+at multiples of their length; an item's first ones may be runs of consecutive blocks, of which each is one box.
 """
 
 import torch
@@ -11,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from batchrun_kernels.contract import Mask
+from batchrun_kernels.triton.boxes import boxes
 from batchrun_kernels.triton.configs import Kind, Tiles
 from batchrun_kernels.triton.launch import Launch
 from batchrun_kernels.triton.lists import NARROW, WIDE, DeviceLists
@@ -27,10 +29,40 @@ def tanh(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def weighed(
+    scores: tl.tensor,  # float32 [ROWS, TOKENS]
+    best: tl.tensor,  # float32 [ROWS], of all tiles before
+    total: tl.tensor,  # float32 [ROWS], of all tiles before
+    seen: tl.tensor,  # [TOKENS]
+    is_seen: tl.tensor,  # [TOKENS]
+    position: tl.tensor,  # [ROWS]
+    softcap: tl.tensor,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+) -> tl.tensor:
+    """The tile's weights, how what was summed before decays, and best and total with the tile."""
+    if HAS_SOFTCAP:
+        scores = softcap * tanh(scores / softcap)
+    scores *= LOG2E
+    visible = is_seen[None, :] & (seen[None, :] <= position[:, None])
+    if WINDOW > 0:
+        visible = visible & (seen[None, :] > position[:, None] - WINDOW)
+    scores = tl.where(visible, scores, float("-inf"))
+    highest = tl.maximum(best, tl.max(scores, 1))
+    # A row that has seen nothing yet must not compute inf - inf.
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp2(scores - shift[:, None])
+    decay = tl.exp2(best - shift)
+    return weights, decay, highest, total * decay + tl.sum(weights, 1)
+
+
+@triton.jit
 def attend_kernel(
     q_ptr: tl.tensor,  # [num_tokens, NUM_HEADS, HEAD_DIM], strided
     k_ptr: tl.tensor,  # [num_blocks, BLOCK_SIZE, kv_heads, HEAD_DIM], strided
     v_ptr: tl.tensor,  # [num_blocks, BLOCK_SIZE, kv_heads, VALUE_DIM], strided
+    k_box: tl.tensor_descriptor,  # of TOKENS keys in consecutive blocks: [blocks, 1, BLOCK_SIZE, HEAD_PAD]; or None
+    v_box: tl.tensor_descriptor,  # of TOKENS values in consecutive blocks: [blocks, 1, BLOCK_SIZE, VALUE_PAD]; or None
     k_scale_ptr: tl.tensor,  # float32 [num_blocks, BLOCK_SIZE, kv_heads], strided, or None
     v_scale_ptr: tl.tensor,  # float32 [num_blocks, BLOCK_SIZE, kv_heads], strided, or None
     sinks_ptr: tl.tensor,  # [NUM_HEADS], or None
@@ -38,7 +70,7 @@ def attend_kernel(
     partial_ptr: tl.tensor,  # float32 [num_slots, NUM_HEADS, VALUE_DIM], contiguous
     lse_ptr: tl.tensor,  # float32 [num_slots, NUM_HEADS], contiguous, base 2
     counts_ptr: tl.tensor,  # int32 [4]
-    items_ptr: tl.tensor,  # int32 [bucket, 6]
+    items_ptr: tl.tensor,  # int32 [bucket, 7]
     block_ids_ptr: tl.tensor,  # int32 [num_ids]
     positions_ptr: tl.tensor,  # int32 [num_tokens]
     scale: tl.tensor,
@@ -75,12 +107,12 @@ def attend_kernel(
     kv_head = tl.program_id(1) // SPLIT
     if number >= tl.load(counts_ptr + COUNT):
         return
-    q_lo = tl.load(items_ptr + number * 6)
-    q_len = tl.load(items_ptr + number * 6 + 1)
-    offset = tl.load(items_ptr + number * 6 + 2)
-    kv_lo = tl.load(items_ptr + number * 6 + 3)
-    kv_hi = tl.load(items_ptr + number * 6 + 4)
-    slot = tl.load(items_ptr + number * 6 + 5)
+    q_lo = tl.load(items_ptr + number * 7)
+    q_len = tl.load(items_ptr + number * 7 + 1)
+    offset = tl.load(items_ptr + number * 7 + 2)
+    kv_lo = tl.load(items_ptr + number * 7 + 3)
+    kv_hi = tl.load(items_ptr + number * 7 + 4)
+    slot = tl.load(items_ptr + number * 7 + 5)
 
     row = tl.arange(0, ROWS)
     is_row = row < q_len * GROUP  # [ROWS]
@@ -97,9 +129,27 @@ def attend_kernel(
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, VALUE_PAD], tl.float32)
-    for start in range(kv_lo, kv_hi, TOKENS):
+    begin = kv_lo // TOKENS * TOKENS
+    if k_box is not None:
+        runs_hi = tl.maximum(begin, tl.load(items_ptr + number * 7 + 6))
+        # A run's first block is known one tile ahead: then boxes can be fetched ahead too.
+        run = tl.load(block_ids_ptr + offset + begin // BLOCK_SIZE)
+        for start in range(begin, runs_hi, TOKENS):
+            seen = start + tl.arange(0, TOKENS)
+            k = k_box.load([run, kv_head, 0, 0]).reshape(TOKENS, HEAD_PAD)
+            scores = tl.dot(q, k.T, input_precision="ieee") * scale  # [ROWS, TOKENS]
+            weights, decay, best, total = weighed(
+                scores, best, total, seen, seen >= kv_lo, position, softcap, WINDOW, HAS_SOFTCAP
+            )
+            # What the item does not see of these is the sequence's own: finite, and weighs nothing.
+            v = v_box.load([run, kv_head, 0, 0]).reshape(TOKENS, VALUE_PAD)
+            ahead = start + TOKENS
+            run = tl.load(block_ids_ptr + offset + ahead // BLOCK_SIZE, mask=ahead < runs_hi, other=0)
+            acc = tl.dot(weights.to(q.dtype), v, acc * decay[:, None], input_precision="ieee")
+        begin = runs_hi
+    for start in range(begin, kv_hi, TOKENS):
         seen = start + tl.arange(0, TOKENS)
-        is_seen = seen < kv_hi  # [TOKENS]
+        is_seen = (seen >= kv_lo) & (seen < kv_hi)  # [TOKENS]
         block = tl.load(block_ids_ptr + offset + seen // BLOCK_SIZE, mask=is_seen, other=0).to(tl.int64)
         within = seen % BLOCK_SIZE
         k_at = block * stride_k_block + within * stride_k_slot + kv_head * stride_k_head
@@ -111,25 +161,14 @@ def attend_kernel(
         if k_scale_ptr is not None:
             ks_at = block * stride_ks_block + within * stride_ks_slot + kv_head * stride_ks_head
             scores *= tl.load(k_scale_ptr + ks_at, mask=is_seen, other=0.0)[None, :]
-        if HAS_SOFTCAP:
-            scores = softcap * tanh(scores / softcap)
-        scores *= LOG2E
-        visible = is_seen[None, :] & (seen[None, :] <= position[:, None])
-        if WINDOW > 0:
-            visible = visible & (seen[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(visible, scores, float("-inf"))
-        highest = tl.maximum(best, tl.max(scores, 1))
-        # A row that has seen nothing yet must not compute inf - inf.
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(scores - shift[:, None])
-        decay = tl.exp2(best - shift)
-        total = total * decay + tl.sum(weights, 1)
+        weights, decay, best, total = weighed(
+            scores, best, total, seen, is_seen, position, softcap, WINDOW, HAS_SOFTCAP
+        )
         if v_scale_ptr is not None:
             vs_at = block * stride_vs_block + within * stride_vs_slot + kv_head * stride_vs_head
             weights *= tl.load(v_scale_ptr + vs_at, mask=is_seen, other=0.0)[None, :]
         v = tl.load(v_ptr + v_at[:, None] + v_dim[None, :], mask=v_mask, other=0.0).to(q.dtype)  # [TOKENS, VALUE_PAD]
         acc = tl.dot(weights.to(q.dtype), v, acc * decay[:, None], input_precision="ieee")
-        best = highest
 
     out_mask = is_row[:, None] & (v_dim < VALUE_DIM)[None, :]
     if slot < 0:
@@ -161,7 +200,10 @@ def attend_launch(
     kind: Kind,
     tiles: Tiles,
 ) -> Launch:
-    """Fills the rows of `out`, and of `partials`, that the list's items of one kind own."""
+    """Fills the rows of `out`, and of `partials`, that the list's items of one kind own.
+
+    Runs are fetched in boxes where the table says so and the pool allows it.
+    """
     num_tokens, num_heads, head_dim = q.shape
     block_size, kv_heads, value_dim = pool.values.shape[1:]
     assert pool.keys.shape[1:] == (block_size, kv_heads, head_dim), (pool.keys.shape, pool.values.shape, q.shape)
@@ -177,6 +219,8 @@ def attend_launch(
     group = tiles.heads_together(num_heads // kv_heads)
     split = num_heads // kv_heads // group
     items = lists.wide if kind == "wide" else lists.narrow
+    assert lists.shape.run_len in (0, config.tokens), f"runs of {lists.shape.run_len} in tiles of {config.tokens} keys"
+    found = boxes(pool, config.tokens) if lists.shape.run_len and config.reads_runs else None
     key_strides, value_strides = pool.scale_strides
     return Launch(
         attend_kernel,
@@ -185,6 +229,8 @@ def attend_launch(
             "q_ptr": q,
             "k_ptr": pool.keys,
             "v_ptr": pool.values,
+            "k_box": None if found is None else found.keys,
+            "v_box": None if found is None else found.values,
             "k_scale_ptr": pool.key_scales,
             "v_scale_ptr": pool.value_scales,
             "sinks_ptr": mask.sinks,

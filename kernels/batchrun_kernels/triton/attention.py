@@ -113,6 +113,7 @@ class TritonAttention:
             wide_rows=cut.wide.rows,
             narrow_rows=cut.narrow.rows,
             window=window,
+            run_len=cut.run_len,
             shares_prefixes=self._shares_prefixes,
         )
 

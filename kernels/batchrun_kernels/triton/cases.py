@@ -35,10 +35,10 @@ def cases(architecture: Architecture) -> Iterator[Case]:
     for arch, head_dim, itemsize, kind in TILES:
         if arch == architecture:
             for dtype in _dtypes(architecture, itemsize):
-                yield _attend(architecture, head_dim, dtype, kind, Mask(0.1), "")
+                yield from _attend(architecture, head_dim, dtype, kind, Mask(0.1), "")
     everything = Mask(0.1, window=1024, softcap=30.0, sinks=torch.zeros(_HEADS))
-    yield _attend(architecture, 128, torch.bfloat16, "wide", everything, " all")
-    yield _attend(architecture, 128, torch.bfloat16, "narrow", everything, " all")
+    yield from _attend(architecture, 128, torch.bfloat16, "wide", everything, " all")
+    yield from _attend(architecture, 128, torch.bfloat16, "narrow", everything, " all")
     yield _merge()
     yield from _layers()
     for dtype in [torch.bfloat16, *_dtypes(architecture, 1)]:
@@ -51,24 +51,26 @@ def _dtypes(architecture: Architecture, itemsize: int) -> list[torch.dtype]:
     return [dtype for dtype in listed[itemsize] if dtype != torch.float8_e4m3fn or has_float8(architecture)]
 
 
-def _lists() -> DeviceLists:
+def _lists(run_len: int = 0) -> DeviceLists:
     one = np.zeros(1, np.int32)
-    items = np.zeros((1, 6), np.int32)
+    items = np.zeros((1, 7), np.int32)
     merges = Merges(one, np.array([0, 1], np.int32), one)
-    return to_device(Worklist(items, items, one, one, merges, 1), _CPU)
+    return to_device(Worklist(items, items, one, one, merges, 1, run_len), _CPU)
 
 
 def _attend(
     architecture: Architecture, head_dim: int, dtype: torch.dtype, kind: Kind, mask: Mask, switches: str
-) -> Case:
+) -> Iterator[Case]:
+    """Without boxes, which not every pool allows, and with them where the table reads runs."""
     q = torch.zeros(1, _HEADS, head_dim, dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16)
-    lists = _lists()
-    partials = empty_partials(lists, q, head_dim)
-    pool = _pool(head_dim, dtype)
     cut = tiles(architecture, head_dim, dtype)
-    launch = attend_launch(q, pool, lists, mask, torch.empty_like(q), partials, kind, cut)
-    name = str(dtype).removeprefix("torch.")
-    return f"attend {kind} {launch.constants['ROWS']} {head_dim} {name}{switches}", launch
+    for run_len in sorted({0, cut.run_len * cut.of(kind).reads_runs}):
+        lists = _lists(run_len)
+        partials = empty_partials(lists, q, head_dim)
+        launch = attend_launch(q, _pool(head_dim, dtype), lists, mask, torch.empty_like(q), partials, kind, cut)
+        name = str(dtype).removeprefix("torch.")
+        words = f"attend {kind} {launch.constants['ROWS']} {head_dim} {name}{switches}"
+        yield f"{words} boxes" if run_len else words, launch
 
 
 def _merge() -> Case:

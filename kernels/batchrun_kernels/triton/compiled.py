@@ -37,11 +37,14 @@ _TARGETS: dict[str, GPUTarget] = {
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _MATRIX = re.compile(r"\b(HGMMA|UTC\w*MMA|HMMA|IMMA|QMMA)\b|\b(v_mfma)_")
 _SPILL = re.compile(r"\b(STL|LDL)\b")
+_BOX = "cp.async.bulk.tensor"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """`spills` counts local stores and loads; on AMD, spilled vector registers. `matrix` counts matrix instructions."""
+    """`spills` counts local stores and loads; on AMD, spilled vector registers. `matrix` counts matrix instructions,
+    `boxes` those that fetch boxes, in the PTX.
+    """
 
     target: str
     name: str
@@ -49,6 +52,7 @@ class Compiled:
     shared_bytes: int
     spills: int
     matrix: dict[str, int]
+    boxes: int = 0
 
 
 def compile_launch(name: str, launch: Launch, target: str) -> Compiled:
@@ -60,7 +64,9 @@ def compile_launch(name: str, launch: Launch, target: str) -> Compiled:
     kernel = triton.compile(source, target=_TARGETS[target], options=options)
     if "amdgcn" in kernel.asm:
         return Compiled(target, name, shared_bytes=kernel.metadata.shared, **_take_apart_amd(kernel.asm["amdgcn"]))
-    return Compiled(target, name, shared_bytes=kernel.metadata.shared, **_take_apart_nvidia(kernel.asm["cubin"]))
+    found = _take_apart_nvidia(kernel.asm["cubin"])
+    num_boxes = kernel.asm["ptx"].count(_BOX)
+    return Compiled(target, name, shared_bytes=kernel.metadata.shared, boxes=num_boxes, **found)
 
 
 def compile_target(target: Architecture) -> list[Compiled]:
@@ -122,7 +128,9 @@ def main(arguments: list[str]) -> None:
     os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
     targets = [name for name in arguments if name != "--json"] or list(_TARGETS)
     if "--json" not in arguments:
-        print(f"{'kernel':37}{'target':8}{'registers':>10}{'shared bytes':>14}{'spills':>8}  matrix instructions")
+        print(
+            f"{'kernel':40}{'target':7}{'registers':>10}{'shared bytes':>14}{'spills':>7}  matrix instructions, boxes"
+        )
     for target in targets:
         for report in compile_target(target):  # type: ignore[arg-type]
             print(json.dumps(asdict(report)) if "--json" in arguments else _line(report), flush=True)
@@ -130,8 +138,9 @@ def main(arguments: list[str]) -> None:
 
 def _line(report: Compiled) -> str:
     matrix = ", ".join(f"{count} {name}" for name, count in report.matrix.items()) or "-"
-    numbers = f"{report.registers:10}{report.shared_bytes:14}{report.spills:8}"
-    return f"{report.name:37}{report.target:8}{numbers}  {matrix}"
+    numbers = f"{report.registers:10}{report.shared_bytes:14}{report.spills:7}"
+    fetched = f", {report.boxes} boxes" if report.boxes else ""
+    return f"{report.name:40}{report.target:7}{numbers}  {matrix}{fetched}"
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ class Tile:
     tokens: int
     num_warps: int
     num_stages: int
+    # A tile of consecutive blocks is fetched at once, by the tensor memory accelerator; others key by key as ever.
+    reads_runs: bool = False
 
 
 # (architecture, head_dim at most, bytes of a key or value, kind of tile).
@@ -38,22 +40,22 @@ TILES: dict[tuple[Architecture, int, int, Kind], Tile] = {
     ("sm_80", 128, 1, "narrow"): Tile(16, 64, 4, 2),
     ("sm_80", 128, 4, "wide"): Tile(32, 16, 8, 2),
     ("sm_80", 128, 4, "narrow"): Tile(16, 32, 8, 2),
-    ("sm_90", 64, 2, "wide"): Tile(128, 64, 4, 3),
-    ("sm_90", 64, 2, "narrow"): Tile(16, 64, 4, 3),
-    ("sm_90", 128, 2, "wide"): Tile(64, 64, 4, 3),
-    ("sm_90", 128, 2, "narrow"): Tile(16, 64, 4, 3),
+    ("sm_90", 64, 2, "wide"): Tile(128, 64, 4, 3, reads_runs=True),
+    ("sm_90", 64, 2, "narrow"): Tile(16, 64, 4, 3, reads_runs=True),
+    ("sm_90", 128, 2, "wide"): Tile(64, 64, 4, 3, reads_runs=True),
+    ("sm_90", 128, 2, "narrow"): Tile(16, 64, 4, 3, reads_runs=True),
     ("sm_90", 256, 2, "wide"): Tile(32, 64, 4, 2),
-    ("sm_90", 256, 2, "narrow"): Tile(16, 64, 4, 2),
+    ("sm_90", 256, 2, "narrow"): Tile(16, 64, 4, 2, reads_runs=True),
     ("sm_90", 128, 1, "wide"): Tile(64, 64, 4, 3),
     ("sm_90", 128, 1, "narrow"): Tile(16, 64, 4, 3),
     ("sm_90", 128, 4, "wide"): Tile(32, 16, 8, 2),
     ("sm_90", 128, 4, "narrow"): Tile(16, 32, 8, 2),
-    ("sm_100", 64, 2, "wide"): Tile(128, 64, 4, 3),
-    ("sm_100", 64, 2, "narrow"): Tile(16, 64, 4, 3),
-    ("sm_100", 128, 2, "wide"): Tile(64, 64, 4, 3),
-    ("sm_100", 128, 2, "narrow"): Tile(16, 64, 4, 3),
+    ("sm_100", 64, 2, "wide"): Tile(128, 64, 4, 3, reads_runs=True),
+    ("sm_100", 64, 2, "narrow"): Tile(16, 64, 4, 3, reads_runs=True),
+    ("sm_100", 128, 2, "wide"): Tile(64, 64, 4, 3, reads_runs=True),
+    ("sm_100", 128, 2, "narrow"): Tile(16, 64, 4, 3, reads_runs=True),
     ("sm_100", 256, 2, "wide"): Tile(32, 64, 4, 2),
-    ("sm_100", 256, 2, "narrow"): Tile(16, 64, 4, 2),
+    ("sm_100", 256, 2, "narrow"): Tile(16, 64, 4, 2, reads_runs=True),
     ("sm_100", 128, 1, "wide"): Tile(64, 64, 4, 3),
     ("sm_100", 128, 1, "narrow"): Tile(16, 64, 4, 3),
     ("sm_100", 128, 4, "wide"): Tile(32, 16, 8, 2),
@@ -83,6 +85,12 @@ class Tiles:
     def of(self, kind: Kind) -> Tile:
         return self.wide if kind == "wide" else self.narrow
 
+    @property
+    def run_len(self) -> int:
+        """Keys of a tile that may be fetched at once; 0 where no kind's is, or the kinds differ in their keys."""
+        reads_runs = self.wide.reads_runs or self.narrow.reads_runs
+        return self.wide.tokens if reads_runs and self.wide.tokens == self.narrow.tokens else 0
+
     def heads_together(self, group: int) -> int:
         """Of the `group` query heads of a kv head, how many a tile holds beside each other: all, or an equal part."""
         return max(num for num in range(1, min(group, self.narrow.rows) + 1) if group % num == 0)
@@ -106,7 +114,7 @@ def tiles(architecture: Architecture, head_dim: int, dtype: torch.dtype) -> Tile
     return Tiles(*(TILES[architecture, min(fitting), size, kind] for kind in KINDS))
 
 
-_INTERPRETED = Tiles(wide=Tile(32, 16, 4, 2), narrow=Tile(16, 16, 4, 2))
+_INTERPRETED = Tiles(wide=Tile(32, 16, 4, 2, reads_runs=True), narrow=Tile(16, 16, 4, 2, reads_runs=True))
 
 
 def has_float8(architecture: Architecture) -> bool:

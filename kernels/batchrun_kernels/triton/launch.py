@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 _TYPES = {
     torch.float32: "fp32",
@@ -23,7 +24,7 @@ class Launch:
 
     kernel: Any
     grid: tuple[int, ...]
-    arguments: dict[str, Tensor | int | float | None]
+    arguments: dict[str, Tensor | TensorDescriptor | int | float | None]
     constants: dict[str, int | float | bool]
     num_warps: int = 4
     num_stages: int = 2
@@ -62,9 +63,11 @@ class Launch:
         )
 
 
-def _type(value: Tensor | int | float | None) -> str:
+def _type(value: Tensor | TensorDescriptor | int | float | None) -> str:
     if isinstance(value, Tensor):
         return "*" + _TYPES[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{_TYPES[value.base.dtype]}{value.block_shape}>"
     if value is None or (isinstance(value, int) and value == 1):
         return "constexpr"
     return "i32" if isinstance(value, int) and abs(value) < 2**31 else "i64" if isinstance(value, int) else "fp32"

@@ -21,7 +21,7 @@ _SLOTS_APART = 4096
 
 @dataclass(frozen=True, slots=True)
 class ListShape:
-    """The lengths of a step's lists, each a bucket: it decides where they lie in the buffer, and the grids."""
+    """The lengths of a step's lists, each a bucket, and how they are read: it decides what is launched, and on what."""
 
     wide: int
     narrow: int
@@ -29,6 +29,7 @@ class ListShape:
     positions: int
     merged: int
     num_slots: int  # also rows of the partials
+    run_len: int  # the work list's
 
     @classmethod
     def of(cls, listed: Worklist) -> "ListShape":
@@ -39,12 +40,13 @@ class ListShape:
             positions=bucket(len(listed.positions)),
             merged=bucket(len(listed.merges.tokens)),
             num_slots=_slots_bucket(listed.num_slots),
+            run_len=listed.run_len,
         )
 
     @property
     def parts(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the lists, in the order of the buffer."""
-        items = ((4,), (self.wide, 6), (self.narrow, 6))
+        items = ((4,), (self.wide, 7), (self.narrow, 7))
         return (*items, (self.block_ids,), (self.positions,), (self.merged,), (self.merged + 1,), (self.num_slots,))
 
 
@@ -58,8 +60,8 @@ class DeviceLists:
     shape: ListShape
     buffer: Tensor  # int32; the others are views of it
     counts: Tensor  # int32 [4]: wide, narrow, merged, 0
-    wide: Tensor  # int32 [bucket, 6]
-    narrow: Tensor  # int32 [bucket, 6]
+    wide: Tensor  # int32 [bucket, 7]
+    narrow: Tensor  # int32 [bucket, 7]
     block_ids: Tensor  # int32 [bucket]
     positions: Tensor  # int32 [bucket]
     merged_tokens: Tensor  # int32 [bucket]

@@ -8,6 +8,7 @@ import torch
 
 from batchrun_kernels import UnsupportedError, check_kv_dtype
 from batchrun_kernels.triton.attention import TritonAttention
+from batchrun_kernels.triton.configs import architecture, tiles
 from batchrun_kernels.triton.pool import Pool
 from tests.kernels.equality import CASES, DTYPES, Case, expected_of, largest_error
 from tests.kernels.interpreted.rounding import repair
@@ -48,9 +49,10 @@ def quantised(step: Step, dtype: torch.dtype) -> tuple[Pool, Step]:
 
 
 def random_error(seed: int, device: torch.device) -> float:
-    """Of a random step, in the interpreter's tiles."""
+    """Of a random step, in the table's tiles."""
     case = random_step(seed, most_sequences=4)
-    rules = replace(case.rules, wide_rows=32)
+    cut = tiles(architecture(device), case.step.q.shape[2], torch.float32)
+    rules = replace(case.rules, wide_rows=cut.wide.rows, run_len=cut.run_len)
     got = run(case.step, Pool(case.step.keys, case.step.values), case.mask, rules, device)
     return largest_error(got, expected_of(case.step, case.mask))
 

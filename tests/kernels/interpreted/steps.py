@@ -1,7 +1,7 @@
 """Random steps for attention: shuffled, partly shared blocks in a pool that is NaN wherever nobody reads."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -27,25 +27,39 @@ def make_step(
     shape: Shape,
     *,
     shared: tuple[int, ...] = (),  # blocks each sequence but the first has in common with the one before it
+    run_blocks: int = 1,  # a sequence's own blocks are consecutive between multiples of so many
     seed: int = 0,
 ) -> Step:
     random = torch.Generator().manual_seed(seed)
     size = shape.block_size
     num_blocks = [math.ceil(kv_len / size) for _, kv_len in lens]
-    ids = iter(torch.randperm(sum(num_blocks) + 5, generator=random).tolist())
+    num_runs = sum(math.ceil(num / run_blocks) for num in num_blocks) + 5
+    starts = iter((run_blocks * torch.randperm(num_runs, generator=random)).tolist())
     table = torch.full((len(lens), max(num_blocks)), -1, dtype=torch.int32)
-    keys = torch.full((sum(num_blocks) + 5, size, shape.kv_heads, shape.head_dim), math.nan)
-    values = torch.full((sum(num_blocks) + 5, size, shape.kv_heads, shape.value_dim), math.nan)
+    keys = torch.full((num_runs * run_blocks, size, shape.kv_heads, shape.head_dim), math.nan)
+    values = torch.full((num_runs * run_blocks, size, shape.kv_heads, shape.value_dim), math.nan)
     for row, (_, kv_len) in enumerate(lens):
         kept = shared[row - 1] if row and shared else 0
         table[row, :kept] = table[row - 1, :kept]
         for at in range(kept, num_blocks[row]):
-            block, filled = next(ids), min(size, kv_len - at * size)
+            if at == kept or at % run_blocks == 0:
+                start = next(starts)
+            block, filled = start + at % run_blocks, min(size, kv_len - at * size)
             table[row, at] = block
             keys[block, :filled] = torch.randn(filled, shape.kv_heads, shape.head_dim, generator=random)
             values[block, :filled] = torch.randn(filled, shape.kv_heads, shape.value_dim, generator=random)
     q = torch.randn(sum(q_len for q_len, _ in lens), shape.heads, shape.head_dim, generator=random)
     return Step(q, keys, values, Work(tuple(q for q, _ in lens), tuple(kv for _, kv in lens), table, size))
+
+
+def scatter(step: Step, seed: int = 0) -> Step:
+    """The same keys and values, in blocks that lie in another order."""
+    random = torch.Generator().manual_seed(seed)
+    places = torch.randperm(len(step.keys), generator=random)
+    keys, values = torch.empty_like(step.keys), torch.empty_like(step.values)
+    keys[places], values[places] = step.keys, step.values
+    table = places[step.work.block_table.long()].to(torch.int32)
+    return replace(step, keys=keys, values=values, work=replace(step.work, block_table=table))
 
 
 def skip_without(dtype: torch.dtype, device: torch.device) -> None:

@@ -22,15 +22,21 @@ from batchrun_kernels.worklist import Planner
 # Rows of a workload that are compared with plain torch.
 _NUM_CHECKED = 6
 _USUAL = Rules(group=1, block_size=1)
+# What pools are laid out in for the sake of boxes.
+_RUN_LEN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Lens:
-    """Sequences whose first `shared` tokens are the same."""
+    """Sequences whose first `shared` tokens are the same.
+
+    A sequence's own blocks are consecutive between multiples of `run_len` tokens; 0: they lie anywhere.
+    """
 
     q_lens: tuple[int, ...]
     kv_lens: tuple[int, ...]
     shared: int = 0
+    run_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,17 @@ class Cut:
 
     def __str__(self) -> str:
         words = [
-            f"{name} {tile.rows}x{tile.tokens}, {tile.num_warps} warps, {tile.num_stages} stages"
+            f"{name} {_words(tile)}"
             for name, tile in (("wide", self.wide), ("narrow", self.narrow))
             if tile is not None
         ]
         pieces = (("wide", self.wide_piece, _USUAL.wide_piece), ("narrow", self.narrow_piece, _USUAL.narrow_piece))
         return ", ".join([*words, *(f"{name} pieces of {piece}" for name, piece, usual in pieces if piece != usual)])
+
+
+def _words(tile: Tile) -> str:
+    boxes = " boxes" if tile.reads_runs else ""
+    return f"{tile.rows}x{tile.tokens}{boxes}, {tile.num_warps} warps, {tile.num_stages} stages"
 
 
 _WIDE = (
@@ -72,12 +83,23 @@ _NARROW = (
 )
 WIDE_CUTS = (*(Cut(wide=Tile(*one)) for one in _WIDE), *(Cut(wide_piece=piece) for piece in (1024, 2048, 8192, 16384)))
 NARROW_CUTS = (*(Cut(narrow=Tile(*one)) for one in _NARROW), *(Cut(narrow_piece=piece) for piece in (256, 1024, 2048)))
+# Over blocks in runs: the table's tiles for head_dim 128 without boxes, then other tiles with them.
+WIDE_RUN_CUTS = (
+    Cut(wide=Tile(64, 64, 4, 3)),
+    *(Cut(wide=Tile(*one, reads_runs=True)) for one in ((64, 64, 4, 2), (64, 64, 8, 3), (128, 64, 8, 2))),
+)
+NARROW_RUN_CUTS = (
+    Cut(narrow=Tile(16, 64, 4, 3)),
+    *(Cut(narrow=Tile(*one, reads_runs=True)) for one in ((16, 64, 2, 3), (16, 64, 4, 2), (16, 64, 4, 4))),
+)
 
 
 def attention_workloads(size: Size, load: Load) -> Iterator[Workload]:
     yield _decode(size, load)
+    yield _decode(size, load, run_len=_RUN_LEN)
     for behind in load.behind:
         yield _chunk(size, load, behind)
+    yield _chunk(size, load, load.behind[-1], run_len=_RUN_LEN)
     for prefix in load.prefixes:
         lens = _Lens((1,) * load.batch, (prefix + load.suffix,) * load.batch, prefix)
         words = f"{load.batch} rows, {load.suffix} of their own behind {prefix} shared"
@@ -87,21 +109,25 @@ def attention_workloads(size: Size, load: Load) -> Iterator[Workload]:
 
 def cut_workloads(size: Size, load: Load) -> Iterator[Workload]:
     """Decode rows with each of the narrow cuts, the chunk behind most tokens with each of the wide ones."""
-    for cut in (Cut(), *NARROW_CUTS):
-        yield _decode(size, load, cut)
-    for cut in (Cut(), *WIDE_CUTS):
-        yield _chunk(size, load, load.behind[-1], cut)
+    for run_len, cuts in ((0, NARROW_CUTS), (_RUN_LEN, NARROW_RUN_CUTS)):
+        for cut in (Cut(), *cuts):
+            yield _decode(size, load, cut, run_len=run_len)
+    for run_len, cuts in ((0, WIDE_CUTS), (_RUN_LEN, WIDE_RUN_CUTS)):
+        for cut in (Cut(), *cuts):
+            yield _chunk(size, load, load.behind[-1], cut, run_len=run_len)
 
 
-def _decode(size: Size, load: Load, cut: Cut | None = None) -> Workload:
+def _decode(size: Size, load: Load, cut: Cut | None = None, *, run_len: int = 0) -> Workload:
     contexts = np.random.default_rng(0).integers(*load.contexts, size=load.batch, endpoint=True).tolist()
+    lens = _Lens((1,) * load.batch, tuple(contexts), run_len=run_len)
     words = f"{load.batch} rows, context {load.contexts[0]}-{load.contexts[1]}"
-    return _workload("attend decode", words, _Lens((1,) * load.batch, tuple(contexts)), size, _cutting(cut), cut)
+    return _workload("attend decode in runs" if run_len else "attend decode", words, lens, size, _cutting(cut), cut)
 
 
-def _chunk(size: Size, load: Load, behind: int, cut: Cut | None = None) -> Workload:
+def _chunk(size: Size, load: Load, behind: int, cut: Cut | None = None, *, run_len: int = 0) -> Workload:
+    lens = _Lens((load.chunk,), (behind + load.chunk,), run_len=run_len)
     words = f"{load.chunk} tokens behind {behind}"
-    return _workload("attend chunk", words, _Lens((load.chunk,), (behind + load.chunk,)), size, _cutting(cut), cut)
+    return _workload("attend chunk in runs" if run_len else "attend chunk", words, lens, size, _cutting(cut), cut)
 
 
 def _workload(
@@ -148,6 +174,7 @@ def _cutting(cut: Cut | None) -> _Planned:
             block_size=size.block_size,
             wide_rows=chosen.wide.rows,
             narrow_rows=chosen.narrow.rows,
+            run_len=chosen.run_len,
             wide_piece=cut.wide_piece,
             narrow_piece=cut.narrow_piece,
         )
@@ -183,15 +210,18 @@ def _prepare(lens: _Lens, size: Size, planned: _Planned, device: torch.device) -
 
 
 def _work(lens: _Lens, block_size: int) -> tuple[Work, int]:
-    """The work, over shuffled blocks, and how many blocks there are."""
+    """The work, over shuffled blocks or runs of them, and how many blocks there are."""
     kv_lens = np.array(lens.kv_lens)
+    run_blocks = max(1, lens.run_len // block_size)
     num_shared = lens.shared // block_size
-    num_own = -(-kv_lens // block_size) - num_shared
+    assert num_shared % run_blocks == 0, (num_shared, run_blocks)
+    num_own = -(-(-(-kv_lens // block_size) - num_shared) // run_blocks) * run_blocks
     starts = num_shared + np.cumsum(num_own) - num_own
     num_blocks = int(num_shared + num_own.sum())
     column = np.arange(num_shared + int(num_own.max()))
     logical = np.where(column < num_shared, column, starts[:, None] + column - num_shared)
-    shuffled = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
+    runs = np.random.default_rng(1).permutation(num_blocks // run_blocks).astype(np.int32)
+    shuffled = (runs[:, None] * run_blocks + np.arange(run_blocks, dtype=np.int32)).ravel()
     table = shuffled[np.minimum(logical, num_blocks - 1)]
     return Work(lens.q_lens, lens.kv_lens, torch.from_numpy(table), block_size), num_blocks
 
