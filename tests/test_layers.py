@@ -18,14 +18,14 @@ ROOMS = {
     "base": "errors engine.request model_spec job settings nearest stop outcome",
     "engine core": (
         "engine.blocks engine.block_manager engine.echo engine.lengths engine.policies engine.preemption "
-        "engine.radix engine.scheduler engine.sequence engine.statistics engine.step"
+        "engine.radix engine.scheduler engine.sequence engine.statistics engine.step engine.step_time"
     ),
     "model files": "checkpoint conversion digest quiet tokenizer",
     "job side": "plan store tasks observe frames",
     "engine": "engine",
     "worker": "worker",
-    "top": "executors lifecycle api doctor",
-    "front": "cli cli_options cli_report cli_run cli_signals cli_status cli_text __main__ __init__",
+    "top": "executors lifecycle api doctor tune",
+    "front": "cli cli_options cli_report cli_run cli_signals cli_status cli_text cli_tune __main__ __init__",
 }
 MAY_IMPORT = {
     "base": {"base"},
