@@ -13,8 +13,8 @@ from batchrun.executors.local import Limits
 
 # Rows in the queue of the job that the choice is made for.
 _QUEUED_ROWS = 1000
-# What is not further from the best than steps are measured exactly is as good.
-_AS_GOOD = 1.02
+# What is no further from the best than step times are exact is as good.
+_AS_GOOD = 1.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from batchrun.engine.step_time import StepSize
 from batchrun.observe.events import Observe, TuneProgress
 from batchrun.tune.shapes import Shape, make_batch, token_ids
 
-_ROUNDS = 3
-# By whether it is a GPU: the first times, a device may compile or record what it runs.
-_WARMING_STEPS = {False: 1, True: 3}
+_ROUNDS = 4
+# By whether it is a GPU, which the first times compiles or records what it runs.
+_WARMING_STEPS = {False: 0, True: 3}
 # Keys and values that the measured rows are spread over: more than caches hold.
-_FILLED_BYTES = {False: 1 << 30, True: 4 << 30}
+_FILLED_BYTES = {False: 1 << 29, True: 4 << 30}
 _FILLED_TOKENS = 1 << 16
 
 

@@ -90,7 +90,8 @@ def _decodes(max_rows: int, max_len: int) -> Iterator[Shape]:
 def _chunks(max_tokens: int, max_len: int) -> Iterator[Shape]:
     """Of one row; of several where the model's length ends before."""
     for num_tokens in _doubling(min(_SMALLEST_CHUNK, max_tokens), max_tokens):
-        for num_cached in _BEHIND:
+        # The largest only in front: behind others it would take most of the time there is.
+        for num_cached in _BEHIND if 2 * num_tokens <= max_tokens else _BEHIND[:1]:
             if num_cached < max_len:
                 num_rows = -(-num_tokens // (max_len - num_cached))
                 yield Shape((Group(num_rows, num_tokens // num_rows, num_cached, samples=False),))
