@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from batchrun.job import Job
 
 _ROWS_AHEAD = 512  # waiting in the engine, as a worker keeps them
-# Simulating takes about as long as there are output tokens, and for a row and its prompt as many more as these say.
-_MOST_WORK = 300_000
+# Simulating takes some 30 microseconds for an output token, and as much as for so many for a row and for its prompt.
+_MOST_WORK = 60_000
 _WORK_OF_A_ROW = 16
 _PROMPT_TOKENS_OF_WORK = 32
 _STRETCH = 256  # neighbouring rows, which share what neighbours share

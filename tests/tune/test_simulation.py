@@ -87,6 +87,7 @@ def test_outputs_that_may_end_are_expected_to_be_half_as_long(echo_job: MakeJob)
 def test_a_sample_stands_for_all(echo_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job = echo_job(4000)
     options = {"max_tokens": 16, "ignore_eos": True}
+    monkeypatch.setattr(subject, "_MOST_WORK", 1_000_000)
     whole = estimated(job, **options)
     monkeypatch.setattr(subject, "_MOST_WORK", 50_000)
     sampled = estimated(job, **options)
@@ -100,6 +101,7 @@ def test_a_sample_stands_for_all(echo_job: MakeJob, monkeypatch: pytest.MonkeyPa
 def test_long_outputs_are_followed_for_a_while_only(echo_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job = echo_job(72)
     options = {"max_tokens": 2000, "ignore_eos": True}
+    monkeypatch.setattr(subject, "_MOST_WORK", 1_000_000)
     whole = estimated(job, **options)
     monkeypatch.setattr(subject, "_MOST_WORK", 20_000)
     cut = estimated(job, **options)
