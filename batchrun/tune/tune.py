@@ -14,7 +14,7 @@ from batchrun.engine.step_time import StepTimes, fit, relative_errors
 from batchrun.executors.local import Limits, build_runner, usual_limits
 from batchrun.job import Job
 from batchrun.model_spec import ModelSpec
-from batchrun.observe.events import Observe
+from batchrun.observe.events import Message, Observe
 from batchrun.tune.choice import Choice, TypicalRow, Weights, candidates, choose
 from batchrun.tune.measure import Measured, Meter
 from batchrun.tune.profile import Options, Pool, Profile, save, this_machine
@@ -24,6 +24,7 @@ from batchrun.tune.shapes import Shape, grid
 _LARGEST = {False: Limits(max_num_seqs=64, max_num_batched_tokens=1024), True: Limits(256, 8192)}
 _BUDGET_S = 75.0
 _QUICK_BUDGET_S = 15.0
+_LARGE_STEP = 256  # tokens; from here on a step takes as long as it has tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def tune(
     runner = loaded.runner
     meter = Meter(runner, spec.vocab_size, clock, observe)
     measured = meter.measure(_shapes(runner, spec), budget_s=_QUICK_BUDGET_S if is_quick else _BUDGET_S)
+    _warn_of_gaps(measured, observe)
     sizes, seconds = [one.size for one in measured], [one.seconds for one in measured]
     times = fit(sizes, seconds)
     errors = relative_errors(times, sizes, seconds)
@@ -125,6 +127,14 @@ def _shapes(runner: Runner, spec: ModelSpec) -> list[Shape]:
     # A row of the model's whole length has no room for a token.
     max_len = spec.max_model_len - 1
     return grid(max_rows=largest.max_num_seqs, max_tokens=largest.max_num_batched_tokens, max_len=max_len)
+
+
+def _warn_of_gaps(measured: Sequence[Measured], observe: Observe) -> None:
+    """What a token costs in a large step cannot be told from small ones, in which it waits for the weights."""
+    largest = max(one.size.num_tokens for one in measured)
+    if largest < _LARGE_STEP:
+        text = f"only steps of up to {largest:.0f} tokens could be measured in time: estimates of others are too high"
+        observe(Message("warning", f"{text}; tune again without --quick, on an idle machine"))
 
 
 def _choose(times: StepTimes, measured: Sequence[Measured], weights: Weights, row: TypicalRow, usual: Limits) -> Choice:

@@ -128,3 +128,16 @@ print("torch" in sys.modules)
     )
     assert "about " in shown.stdout
     assert shown.stdout.splitlines()[-1] == "False"
+
+
+def test_a_time_too_short_for_large_steps_is_warned_of(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
+    device = TimedEcho()
+    monkeypatch.setattr(subject, "_QUICK_BUDGET_S", 0.0)
+    monkeypatch.setattr(subject, "build_runner", lambda job, checkpoint: device)
+    monkeypatch.setattr(subject, "_measure_rates", lambda job: subject._Rates(flops_per_s=1e12, bytes_per_s=1e10))
+    model, job = Checkpoint(SPEC, None), model_job()
+    subject.tune(job, model, ROWS_FIRST, cache, is_quick=True, observe=events.append, clock=device.clock)
+    (said,) = [event for event in events if isinstance(event, Message)]
+    assert said.level == "warning"
+    assert said.text.startswith("only steps of up to 1 tokens could be measured")
