@@ -18,6 +18,7 @@ _COMMANDS = {
     "plan": "batchrun.cli_run",
     "submit": "batchrun.cli_run",
     "resume": "batchrun.cli_run",
+    "tune": "batchrun.cli_tune",
     "status": "batchrun.cli_status",
     "verify": "batchrun.cli_status",
     "doctor": "batchrun.cli_status",

@@ -1,5 +1,6 @@
-"""The options of the commands, made from the fields of `Job` and `Console`: declared once for flag, variable and file.
+"""The options of the commands, made from the fields of `Job`, `Console` and `Tuning`.
 
+Each is declared once for flag, variable and file.
 Collects what was typed, as text; what it means is decided in `Job.load`.
 """
 
@@ -7,7 +8,7 @@ import os
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
@@ -34,8 +35,24 @@ class Console:
     log_format: LogFormat = option("Console", "text", "Lines on stderr as text or as JSON objects.")
 
 
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What `tune` is for, and how long it takes."""
+
+    alpha: float = option("Tune", 1.0, "Weight of the time until a row has its first token, its wait included.", ge=0)
+    beta: float = option("Tune", 0.0, "Weight of the time from one token of a row to the next.", ge=0)
+    quick: bool = option("Tune", False, "A quarter of the time, and less exact.")
+
+
 assert is_pydantic_dataclass(Console)
+assert is_pydantic_dataclass(Tuning)
 _CONSOLE_FIELDS: dict[str, FieldInfo] = Console.__pydantic_fields__
+_TUNING_FIELDS: dict[str, FieldInfo] = Tuning.__pydantic_fields__
+# May stand in a file beside a job's own.
+_BESIDE = (*_CONSOLE_FIELDS, *_TUNING_FIELDS, "config")
+# Options of the job that `tune` has too: they say what is measured.
+_MEASURED = ("revision", "dtype", "trust_remote_code", "device", "kv_cache_dtype", "enforce_eager")
+_Settings = TypeVar("_Settings")
 
 
 class JobCommand(click.Command):
@@ -77,6 +94,13 @@ def job_options() -> list[click.Parameter]:
     return [click.Argument(["inputs"], nargs=-1, metavar="INPUT..."), *fields, *console_options()]
 
 
+def tune_options() -> list[click.Parameter]:
+    """MODEL, and the options that say what is measured and what for."""
+    fields = {**{name: Job.model_fields[name] for name in _MEASURED}, **_TUNING_FIELDS}
+    options = [FieldOption(name, field) for name, field in fields.items()]
+    return [click.Argument(["model"], required=False, metavar="[MODEL]"), *options, *console_options()]
+
+
 def console_options() -> list[click.Parameter]:
     """An option for every field of the console, and -C."""
     config = click.Option(["-C", "--config"], metavar="FILE", help="TOML file with options; flags and variables win.")
@@ -85,21 +109,28 @@ def console_options() -> list[click.Parameter]:
 
 def load_job(given: Mapping[str, Any]) -> Job:
     """The job from the flags, variables and file of the current command."""
-    also = [*_CONSOLE_FIELDS, "config"]
-    return Job.load(_typed(given, Job.model_fields), os.environ, _config(given), also=also)
+    return Job.load(_typed(given, Job.model_fields), os.environ, _config(given), also=_BESIDE)
 
 
 def load_console(given: Mapping[str, Any]) -> Console:
     """The console's settings from the same three places."""
-    known = [*_CONSOLE_FIELDS, *Job.model_fields, "config"]
-    settings = merge(known, _typed(given, _CONSOLE_FIELDS), os.environ, _config(given))
-    chosen = {name: setting for name, setting in settings.items() if name in _CONSOLE_FIELDS}
-    return validated(Console, {name: setting.value for name, setting in chosen.items()}, chosen)
+    return _load(Console, _CONSOLE_FIELDS, given)
+
+
+def load_tuning(given: Mapping[str, Any]) -> Tuning:
+    """What to tune for, from the same three places."""
+    return _load(Tuning, _TUNING_FIELDS, given)
+
+
+def _load(kind: type[_Settings], fields: Mapping[str, FieldInfo], given: Mapping[str, Any]) -> _Settings:
+    settings = merge([*_BESIDE, *Job.model_fields], _typed(given, fields), os.environ, _config(given))
+    chosen = {name: setting for name, setting in settings.items() if name in fields}
+    return validated(kind, {name: setting.value for name, setting in chosen.items()}, chosen)
 
 
 def _typed(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """What was typed; click has an empty tuple for a repeatable option that was not."""
-    return {name: given[name] for name in names if given[name] not in (None, ())}
+    return {name: given[name] for name in names if given.get(name) not in (None, ())}
 
 
 def _config(given: Mapping[str, Any]) -> Path | None:

@@ -10,13 +10,14 @@ from batchrun.outcome import Outcome
 
 if TYPE_CHECKING:
     from batchrun.plan.plan import Plan, PlanSummary
+    from batchrun.tune.simulation import Estimate
 
 _SAMPLE_LINES = 12
 _SAMPLE_WIDTH = 100
 
 
-def plan_text(plan: "Plan") -> str:
-    """What will run, what it costs and what one prompt looks like."""
+def plan_text(plan: "Plan", estimate: "Estimate | None") -> str:
+    """What will run, what it costs and what one prompt looks like; `estimate` is None where nothing was measured."""
     summary = plan.summary
     row = "" if summary.longest_prompt_row is None else f" (row {summary.longest_prompt_row})"
     computed = f"{summary.unique_prompt_tokens:,} to compute"
@@ -31,16 +32,23 @@ def plan_text(plan: "Plan") -> str:
         ),
         ("output", f"at most {summary.max_tokens_total:,} tokens"),
         ("KV", _kv(summary)),
+        ("time", _time(estimate)),
         ("units", one_line(f"{len(plan.units):,} in {plan.folder}")),
         ("sample", _sample(summary)),
     ]
     return aligned(lines)
 
 
-def plan_as_dict(plan: "Plan") -> dict[str, Any]:
+def plan_as_dict(plan: "Plan", estimate: "Estimate | None") -> dict[str, Any]:
     """The same for JSON."""
-    derived = {"num_errors": plan.summary.num_errors, "saved_tokens": plan.summary.saved_tokens}
-    return asdict(plan.summary) | derived | {"units": len(plan.units), "folder": str(plan.folder)}
+    derived = {
+        "num_errors": plan.summary.num_errors,
+        "saved_tokens": plan.summary.saved_tokens,
+        "units": len(plan.units),
+        "folder": str(plan.folder),
+        "estimate": None if estimate is None else asdict(estimate),
+    }
+    return asdict(plan.summary) | derived
 
 
 def summary_text(outcome: Outcome) -> str:
@@ -83,6 +91,20 @@ def _kv(summary: "PlanSummary") -> str:
         f"{size(summary.kv_bytes_per_token)} a token",
         f"longest row {size(summary.longest_kv_bytes)}",
         f"peak {size(summary.peak_kv_bytes)}",
+    )
+
+
+def _time(estimate: "Estimate | None") -> str:
+    if estimate is None:
+        return "unknown: batchrun tune measures a model on this machine, once, in about a minute and a half"
+    about = f"about {duration(estimate.run_s)}"
+    if not estimate.are_lengths_known:
+        about += f" with outputs half as long as allowed, {duration(estimate.at_most_s)} at most"
+    return joined(
+        about,
+        f"{estimate.steps:,} steps",
+        f"{duration(estimate.load_s)} to load",
+        one_line(f"by what was measured {estimate.label}"),
     )
 
 

@@ -40,9 +40,10 @@ def plan(**given: Any) -> None:
 
     from batchrun import lifecycle
 
-    with _talking(console) as observe:
+    with talking(console) as observe:
         made = lifecycle.plan(job, observe)
-    click.echo(json.dumps(plan_as_dict(made)) if console.json else plan_text(made))
+        estimate = lifecycle.estimate(job, made)
+    click.echo(json.dumps(plan_as_dict(made, estimate)) if console.json else plan_text(made, estimate))
 
 
 @click.command(cls=JobCommand, params=job_options())
@@ -80,7 +81,7 @@ def resume(output: str, **given: Any) -> None:
 def _run(console: Console, work: Callable[[Observe, StopRequest], Outcome]) -> None:
     """Runs a job and reports; exits 65 when too many rows failed."""
     stop = StopRequest()
-    with _talking(console) as observe:
+    with talking(console) as observe:
         with stopping_on_signals(stop):
             outcome = work(giving_way(observe, stop), stop)
         if console.log_format == "json":
@@ -102,7 +103,7 @@ def _complain_of_errors(outcome: Outcome) -> int:
 
 
 @contextmanager
-def _talking(console: Console) -> Iterator[Observe]:
+def talking(console: Console) -> Iterator[Observe]:
     """Log lines and progress on stderr as the console wants them."""
     level = logging.WARNING if console.quiet else logging.DEBUG if console.verbose else logging.INFO
     mode = "none" if console.quiet else console.progress

@@ -20,7 +20,7 @@ from batchrun.errors import DataError, StorageFailed
 from batchrun.executors import local
 from batchrun.job import Job
 from batchrun.latency import Latencies
-from batchrun.observe.events import Event, Finished, Observe, RunProgress
+from batchrun.observe.events import Event, Finished, Message, Observe, RunProgress
 from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, load_plan, make_plan
 from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
@@ -28,6 +28,10 @@ from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
 from batchrun.store.store import Store
 from batchrun.tasks.generate import result_schema
+from batchrun.tune import simulation
+from batchrun.tune import tune as tuning
+from batchrun.tune.choice import Weights
+from batchrun.tune.profile import as_tuned, find
 
 _PROGRESS_FILE_EVERY_S = 2.0
 
@@ -66,6 +70,22 @@ def plan(job: Job, observe: Observe) -> Plan:
         return _planned(opened, observe)
 
 
+def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
+    """What the plan will take to run, by what `tune` measured; None where it has not measured this model here."""
+    spec = _resolve(job).spec
+    profile = find(cache_folder(), job, spec)
+    return None if profile is None else simulation.estimate(job, plan, profile)
+
+
+def tune(job: Job, weights: Weights, is_quick: bool, observe: Observe) -> tuning.Tuned:
+    """Measures the job's model on this machine, for the plans and runs to come.
+
+    Raises:
+        BatchrunError: the model or device is not there, or the cache cannot be written to.
+    """
+    return tuning.tune(job, _resolve(job), weights, cache_folder(), is_quick=is_quick, observe=observe)
+
+
 def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
     """Brings the job to its end from wherever it is.
 
@@ -84,7 +104,8 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
         ran = local.Ran(is_complete=True, counters=Counters(), seconds=0.0)
         if store.num_done() < plan.summary.num_rows:
             with _recording(store, observe) as recorded:
-                ran = local.run(job, plan, opened.checkpoint, store, recorded, stop)
+                tuned = _tuned(opened, observe)
+                ran = local.run(tuned, plan, opened.checkpoint, store, recorded, stop)
             if not ran.is_complete:
                 observe(_finished("stopped", store, plan, ran, began))
                 raise stop.error(f"{store.num_done():,} of {plan.summary.num_rows:,} rows are committed")
@@ -110,10 +131,7 @@ def _open(job: Job) -> _Opened:
     """Everything that can be refused without loading or writing anything."""
     files = expand(job.inputs)
     store = Store.open(Path(job.output), overwrite=job.overwrite)
-    checkpoint = resolve(
-        job.model, revision=job.revision, cache=cache_folder(), trust_remote_code=job.trust_remote_code
-    )
-    opened = _Opened(job, files, checkpoint, store)
+    opened = _Opened(job, files, _resolve(job), store)
     taken = sorted({*opened.kept.names} & {*result_schema(job.output_prefix).names})
     if taken:
         raise DataError(
@@ -121,6 +139,26 @@ def _open(job: Job) -> _Opened:
             "or leave the column out with --keep-cols"
         )
     return opened
+
+
+def _resolve(job: Job) -> Checkpoint:
+    return resolve(job.model, revision=job.revision, cache=cache_folder(), trust_remote_code=job.trust_remote_code)
+
+
+def _tuned(opened: _Opened, observe: Observe) -> Job:
+    """The job, with steps as large as `tune` found best where it leaves them open; says so."""
+    job = opened.job
+    profile = find(cache_folder(), job, opened.checkpoint.spec)
+    tuned = as_tuned(job, profile)
+    if profile is not None and tuned is not job:
+        observe(
+            Message(
+                "info",
+                f"steps of at most {tuned.max_num_batched_tokens:,} tokens and {tuned.max_num_seqs:,} rows, as tuned "
+                f"{profile.label}; --max-num-batched-tokens or --max-num-seqs override it",
+            )
+        )
+    return tuned
 
 
 def _planned(opened: _Opened, observe: Observe) -> Plan:

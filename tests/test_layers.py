@@ -19,14 +19,14 @@ ROOMS = {
     "engine core": (
         "engine.admission engine.blocks engine.block_manager engine.draft engine.echo engine.lane engine.lengths "
         "engine.policies engine.preemption engine.radix engine.running engine.scheduler engine.sequence "
-        "engine.speculation engine.statistics engine.step engine.stopwatch"
+        "engine.speculation engine.statistics engine.step engine.step_time engine.stopwatch"
     ),
     "model files": "checkpoint conversion digest quiet tokenizer",
     "job side": "plan store tasks observe frames",
     "engine": "engine",
     "worker": "worker",
-    "top": "executors lifecycle api doctor",
-    "front": "cli cli_options cli_report cli_run cli_signals cli_status cli_text __main__ __init__",
+    "top": "executors lifecycle api doctor tune",
+    "front": "cli cli_options cli_report cli_run cli_signals cli_status cli_text cli_tune __main__ __init__",
 }
 MAY_IMPORT = {
     "base": {"base"},

@@ -80,7 +80,7 @@ class Speculation:
         num_free = min(self._num_free_tokens - sum(draft.counts.values()), draft.budget)
         if num_free <= 0:
             return
-        decoding = [one for one in draft.counts if one.gap == 1 and self._most(one) > 0]
+        decoding = [one for one in draft.counts if one.is_decoding and self._most(one) > 0]
         for sequence in sorted(decoding, key=self._most, reverse=True):
             if sequence not in self._lookups:
                 self._lookups[sequence] = self.lookup()

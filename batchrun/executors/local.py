@@ -24,15 +24,16 @@ _ECHO_HOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
-    """A step's size where the job names none: enough rows to fill the device's matrix units, and no more."""
+class Limits:
+    """The size of a step, at most."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
 
 
-_CPU_LIMITS = _Limits(max_num_seqs=128, max_num_batched_tokens=512)
-_GPU_LIMITS = _Limits(max_num_seqs=256, max_num_batched_tokens=8192)
+# Where the job names none: enough rows to fill the device's matrix units, and no more.
+_CPU_LIMITS = Limits(max_num_seqs=128, max_num_batched_tokens=512)
+_GPU_LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=8192)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ def run(job: Job, plan: Plan, checkpoint: Checkpoint, store: Store, observe: Obs
     )
     max_model_len = min(job.max_model_len or spec.max_model_len, spec.max_model_len)
     _log.info("loading %s", spec.name)
-    runner = _build_runner(job, checkpoint)
-    engine = Engine(_configure(job, runner, spec.eos_token_ids), runner, tokenizer.decode)
+    runner = build_runner(job, checkpoint)
+    engine = Engine(configure(job, runner, spec.eos_token_ids), runner, tokenizer.decode)
     task = GenerateTask(job, tokenizer, max_model_len)
     worker = Worker(engine, task, store, observe, stop, Pace(job.checkpoint_every, job.drain_timeout))
     began = time.monotonic()
@@ -66,8 +67,14 @@ def run(job: Job, plan: Plan, checkpoint: Checkpoint, store: Store, observe: Obs
     return Ran(is_complete, engine.statistics().counters, time.monotonic() - began)
 
 
-def _configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...]) -> SchedulerConfig:
-    limits = _GPU_LIMITS if runner.is_gpu else _CPU_LIMITS
+def usual_limits(*, is_gpu: bool) -> Limits:
+    """Of a job that names none."""
+    return _GPU_LIMITS if is_gpu else _CPU_LIMITS
+
+
+def configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...]) -> SchedulerConfig:
+    """How the job is scheduled on this runner."""
+    limits = usual_limits(is_gpu=runner.is_gpu)
     return SchedulerConfig(
         num_blocks=runner.num_blocks,
         num_host_slots=runner.num_host_slots,
@@ -85,7 +92,13 @@ def _configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...]) -> Sche
     )
 
 
-def _build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
+def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
+    """Loads the weights and lays out the pool as the job wants them.
+
+    Raises:
+        ModelUnavailable: the model cannot be loaded or served exactly, or the device is not there.
+        UsageError: the memory given is not there, or holds nothing.
+    """
     if checkpoint.folder is None:
         block_bytes = 8 * job.block_size
         return EchoRunner(

@@ -21,6 +21,14 @@ class PlanProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class TuneProgress:
+    """Measuring so far: `steps` of `steps_total` were timed, or passed over for lack of time."""
+
+    steps: int
+    steps_total: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunProgress:
     """The state of the run, over all its processes and restarts unless said otherwise.
 
@@ -72,5 +80,5 @@ class Finished:
     elapsed_s: float
 
 
-Event = PlanProgress | RunProgress | Committed | Message | Finished
+Event = PlanProgress | TuneProgress | RunProgress | Committed | Message | Finished
 Observe = Callable[[Event], None]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TextIO
 from tqdm import tqdm
 
 from batchrun.observe.duration import duration
-from batchrun.observe.events import Committed, Event, Finished, Message, PlanProgress, RunProgress
+from batchrun.observe.events import Committed, Event, Finished, Message, PlanProgress, RunProgress, TuneProgress
 
 ProgressMode = Literal["auto", "bar", "log", "none"]
 Clock = Callable[[], float]  # seconds, from any start
@@ -64,6 +64,8 @@ class LogProgress:
         match event:
             case PlanProgress():
                 self._at_times(event, {"rows": event.rows})
+            case TuneProgress():
+                self._at_times(event, {"steps": f"{event.steps}/{event.steps_total}"})
             case RunProgress():
                 self._first = self._first or event
                 self._at_times(event, _run_fields(event, eta_s(self._first, event)))
@@ -75,7 +77,7 @@ class LogProgress:
     def close(self) -> None:
         pass
 
-    def _at_times(self, event: PlanProgress | RunProgress, fields: dict[str, object]) -> None:
+    def _at_times(self, event: PlanProgress | TuneProgress | RunProgress, fields: dict[str, object]) -> None:
         now, stage = self._clock(), _stage(event)
         if stage == self._stage and now - self._logged_at < _LOG_EVERY_S:
             return
@@ -84,7 +86,7 @@ class LogProgress:
 
 
 class BarProgress:
-    """A tqdm bar for each stage: rows while planning, weighted tokens while running."""
+    """A tqdm bar for each stage: rows while planning, steps while measuring, weighted tokens while running."""
 
     def __init__(self, stream: TextIO, logger: logging.Logger) -> None:
         self._stream = stream
@@ -97,6 +99,9 @@ class BarProgress:
             case PlanProgress():
                 bar = self._bar_of(event, unit=" rows")
                 bar.update(event.rows - bar.n)
+            case TuneProgress():
+                bar = self._bar_of(event, unit=" steps", total=event.steps_total)
+                bar.update(event.steps - bar.n)
             case RunProgress():
                 self._show_run(event)
             case Finished():
@@ -116,7 +121,7 @@ class BarProgress:
         bar.postfix[0] = _run_text(event)
         bar.update(event.tokens_done - bar.n)
 
-    def _bar_of(self, event: PlanProgress | RunProgress, **options: Any) -> Any:
+    def _bar_of(self, event: PlanProgress | TuneProgress | RunProgress, **options: Any) -> Any:
         if self._bar is None or _stage(event) != self._stage:
             self.close()
             self._stage = _stage(event)
@@ -141,8 +146,14 @@ def eta_s(first: RunProgress, now: RunProgress) -> float | None:
     return (now.tokens_total - now.tokens_done) * elapsed / done if done > 0 else None
 
 
-def _stage(event: PlanProgress | RunProgress) -> str:
-    return "run" if isinstance(event, RunProgress) else event.stage
+def _stage(event: PlanProgress | TuneProgress | RunProgress) -> str:
+    match event:
+        case PlanProgress():
+            return event.stage
+        case TuneProgress():
+            return "measure"
+        case RunProgress():
+            return "run"
 
 
 def _run_fields(event: RunProgress, eta: float | None) -> dict[str, object]:

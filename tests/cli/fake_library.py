@@ -21,6 +21,9 @@ class Library(ModuleType):
 
     outcome: Outcome | BaseException
     made: object = None
+    estimated: object = None
+    tuned: object = None
+    tuned_for: list[tuple[Job, object, bool]] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     resumed: list[Path] = field(default_factory=list)
     during: Callable[[Observe, StopRequest], None] = lambda observe, stop: None
@@ -29,6 +32,15 @@ class Library(ModuleType):
         self.jobs.append(job)
         self.during(observe, StopRequest())
         return self.made
+
+    def estimate(self, job: Job, plan: object) -> object:
+        assert plan is self.made
+        return self.estimated
+
+    def tune(self, job: Job, weights: object, is_quick: bool, observe: Observe) -> object:
+        self.tuned_for.append((job, weights, is_quick))
+        self.during(observe, StopRequest())
+        return self.tuned
 
     def submit(self, job: Job, observe: Observe, stop: StopRequest) -> Outcome:
         self.jobs.append(job)

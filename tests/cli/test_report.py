@@ -1,7 +1,7 @@
 """The printed plan: every figure, and nothing in the sample that a terminal would obey."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from batchrun.cli_report import plan_text, summary_text
 from batchrun.cli_text import aligned, size
 from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, PlanSummary, Unit
+from batchrun.tune.simulation import Estimate
 from tests.cli.fake_library import Library, Run
 
 SUMMARY = PlanSummary(
@@ -32,6 +33,19 @@ SUMMARY = PlanSummary(
     sample_row=5,
 )
 
+ESTIMATE = Estimate(
+    run_s=725.4,
+    at_most_s=1210.0,
+    load_s=4.4,
+    are_lengths_known=False,
+    steps=1240,
+    computed_tokens=13700,
+    output_tokens=12800,
+    peak_kv_bytes=2 * 1024**3,
+    num_simulated=100,
+    label="2026-11-30 on cpu, float32",
+)
+
 
 @pytest.fixture
 def plan() -> Plan:
@@ -42,7 +56,7 @@ def plan() -> Plan:
 
 
 def test_plan_is_an_aligned_block(plan: Plan) -> None:
-    assert plan_text(plan).splitlines() == [
+    assert plan_text(plan, ESTIMATE).splitlines() == [
         "rows      100 to run · 4 failed (template_error 3, empty_prompt 1) · 7 duplicates share an answer",
         "          empty_prompt: row 9 is null",
         "          template_error: row 3: 'body'\\x1b[31m is undefined",
@@ -51,6 +65,8 @@ def test_plan_is_an_aligned_block(plan: Plan) -> None:
         "prefixes  save 3,000 (75.0%) · 1,000 to compute",
         "output    at most 25,600 tokens",
         "KV        22.5KiB a token · longest row 7.0MiB · peak 3.0GiB",
+        "time      about 12m05s with outputs half as long as allowed, 20m10s at most · 1,240 steps · 4s to load · "
+        "by what was measured 2026-11-30 on cpu, float32",
         "units     1 in /data/out.batchrun/plan",
         "sample    row 5",
         "          │ You are\\x1b]0;x\\x07 terse.",
@@ -60,7 +76,7 @@ def test_plan_is_an_aligned_block(plan: Plan) -> None:
 
 def test_long_sample_shows_its_two_ends(plan: Plan) -> None:
     sample = "\n".join(f"line {number}" for number in range(63))
-    shown = plan_text(replace(plan, summary=replace(SUMMARY, sample=sample))).splitlines()[-13:]
+    shown = plan_text(replace(plan, summary=replace(SUMMARY, sample=sample)), None).splitlines()[-13:]
     assert [line.strip(" │") for line in shown] == [
         *(f"line {number}" for number in range(6)),
         "… 51 lines …",
@@ -73,7 +89,7 @@ def test_plan_of_no_rows(plan: Plan) -> None:
         SUMMARY, num_rows=0, num_unique=0, num_duplicates=0, errors={}, error_examples={}, prompt_tokens=0,
         unique_prompt_tokens=0, longest_prompt=0, longest_prompt_row=None, longest_len=0, sample="", sample_row=None,
     )  # fmt: skip
-    lines = plan_text(replace(plan, summary=empty, units=())).splitlines()
+    lines = plan_text(replace(plan, summary=empty, units=()), None).splitlines()
     assert lines[0] == "rows      0 to run"
     assert lines[-1] == "sample    no row can run"
     assert "prefixes  save 0 (0%) · 0 to compute" in lines
@@ -81,11 +97,27 @@ def test_plan_of_no_rows(plan: Plan) -> None:
 
 def test_plan_command_prints_the_block_or_one_object(library: Library, run: Run, plan: Plan) -> None:
     library.made = plan
-    assert run("plan", "a", "-o", "out").stdout == plan_text(plan) + "\n"
+    assert run("plan", "a", "-o", "out").stdout == plan_text(plan, None) + "\n"
     result = run("plan", "a", "-o", "out", "--json")
     shown = json.loads(result.stdout)
     assert (shown["num_unique"], shown["saved_tokens"], shown["units"]) == (100, 3000, 1)
     assert "\x1b" not in result.stdout
+    assert shown["estimate"] is None
+
+
+def test_plan_command_prints_the_estimate(library: Library, run: Run, plan: Plan) -> None:
+    library.made, library.estimated = plan, ESTIMATE
+    assert run("plan", "a", "-o", "out").stdout == plan_text(plan, ESTIMATE) + "\n"
+    assert json.loads(run("plan", "a", "-o", "out", "--json").stdout)["estimate"] == asdict(ESTIMATE)
+
+
+def test_known_lengths_leave_one_time(plan: Plan) -> None:
+    known = replace(ESTIMATE, are_lengths_known=True, at_most_s=725.4)
+    assert "time      about 12m05s · 1,240 steps" in plan_text(plan, known)
+
+
+def test_without_a_measurement_the_plan_says_how_to_get_one(plan: Plan) -> None:
+    assert "time      unknown: batchrun tune measures" in plan_text(plan, None)
 
 
 def test_summary_shows_latencies_when_there_are_any() -> None:

@@ -46,7 +46,7 @@ OUTCOME = Outcome(
 def test_the_real_library_takes_what_the_commands_give() -> None:
     from batchrun import lifecycle
 
-    for name in ("plan", "submit", "resume"):
+    for name in ("plan", "estimate", "tune", "submit", "resume"):
         assert (
             list(inspect.signature(getattr(lifecycle, name)).parameters)
             == list(inspect.signature(getattr(Library, name)).parameters)[1:]
@@ -108,7 +108,7 @@ def test_flag_variable_and_file_meet(library: Library, run: Run, tmp_path: Path)
         ),
         (["resume"], "Missing argument 'OUT'."),
         (["plann", "a"], "no such command 'plann'; did you mean 'plan'?"),
-        (["zzzz"], "no such command 'zzzz'; there are plan, submit, resume, status, verify, doctor"),
+        (["zzzz"], "no such command 'zzzz'; there are plan, submit, resume, tune, status, verify, doctor"),
     ],
 )
 def test_wrong_usage_is_one_line_and_nothing_runs(

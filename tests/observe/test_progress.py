@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from batchrun.observe.duration import duration
-from batchrun.observe.events import Committed, Event, Finished, Message, PlanProgress, RunProgress
+from batchrun.observe.events import Committed, Event, Finished, Message, PlanProgress, RunProgress, TuneProgress
 from batchrun.observe.log import LOGGER, LogFormat, logging_to
 from batchrun.observe.progress import BarProgress, LogProgress, SilentProgress, eta_s, make_observer
 
@@ -154,6 +154,16 @@ def test_bar_shows_rows_rate_hits_and_kv_and_ends_its_line(records: Records) -> 
     assert "9/63 rows  10 tok/s  hit 71%  KV 83%  preempted 1  failed 2" in last
     assert last.endswith("\n")
     assert records.lines == []
+
+
+def test_measuring_shows_how_many_steps_are_timed(records: Records) -> None:
+    stream = Terminal()
+    for observer in (BarProgress(stream, LOGGER), LogProgress(LOGGER, Clock())):
+        for steps in range(1, 8):
+            observer(TuneProgress(steps, 7))
+        observer.close()
+    assert records.lines == [("progress", {"stage": "measure", "steps": "1/7"})]
+    assert "7/7" in stream.getvalue()
 
 
 def test_quiet_shows_messages_only(records: Records) -> None:

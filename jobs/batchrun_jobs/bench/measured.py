@@ -16,8 +16,9 @@ class Measured:
     """One run of a way.
 
     `ready_s` passed from the start of its process until it was handed the first row, `run_s` from then on until it
-    had given back the last one. `peak_rss` is in bytes; `computed_tokens` are prompt tokens and `useful` a share of 1,
-    None where the way does not tell, and so are `latencies`, percentiles in seconds by what rows waited for. `others` is the share of the machine's processors that others used meanwhile.
+    had given back the last one. `peak_rss` is in bytes, `computed_tokens` are prompt tokens, `useful` is a share of 1
+    and `latencies` are percentiles in seconds by what rows waited for; None where the way does not tell. `others` is
+    the share of the machine's processors that others used meanwhile.
     """
 
     ready_s: float

@@ -39,6 +39,14 @@ def measure_cpu() -> Ceiling:
     return Ceiling(x.nbytes / read_s, flops / multiply_s)
 
 
+def measure_torch(size: int = 1536) -> Ceiling:
+    """The same by what torch reaches, in a matrix product of `size` and a sum: without the C library."""
+    x, a, b = torch.ones(_READ_FLOATS), torch.ones(size, size), torch.ones(size, size)
+    read_s = _best_s(x.sum)
+    multiply_s = _best_s(lambda: torch.mm(a, b))
+    return Ceiling(x.nbytes / read_s, 2 * size**3 / multiply_s)
+
+
 def _best_s(call: Callable[[], object]) -> float:
     seconds = []
     for _ in range(_TRIES):
