@@ -13,9 +13,9 @@ from operator import attrgetter
 import numpy as np
 
 from batchrun.engine.block_manager import BlockManager
-from batchrun.engine.draft import Draft
 from batchrun.engine.lane import NO_LANE, Lane
 from batchrun.engine.lengths import OutputLengths
+from batchrun.engine.next_step import NextStep
 from batchrun.engine.radix import Prefix, common_len
 from batchrun.engine.request import Request, TokenIds
 from batchrun.engine.running import Running
@@ -114,54 +114,54 @@ class Admission:
         """Somebody has ended: the next row may fit now."""
         self._blocked_room = None
 
-    def admit(self, draft: Draft, terms: Terms) -> None:
+    def admit(self, step: NextStep, terms: Terms) -> None:
         """Lets preempted sequences and then waiting rows in, unless somebody had to leave in this step."""
-        if draft.preempted is not None:
+        if step.preempted is not None:
             return
-        draft.reserved = sum(self._still_needed(sequence) for sequence in self._running)
-        if self._blocked_room is not None and self._blocks.room - draft.reserved <= self._blocked_room:
+        step.reserved = sum(self._still_needed(sequence) for sequence in self._running)
+        if self._blocked_room is not None and self._blocks.room - step.reserved <= self._blocked_room:
             return
         self._blocked_room = None
-        if not self._readmit(draft, terms):
+        if not self._readmit(step, terms):
             return
         num_before = self._num_started
-        is_stuck = self._admit_long(draft, terms)
+        is_stuck = self._admit_long(step, terms)
         if not is_stuck or self._long_skips < _MAX_SKIPS:
-            num_passed = self._admit_waiting(draft, terms)
+            num_passed = self._admit_waiting(step, terms)
             self._long_skips += num_passed if is_stuck else 0
-        is_prefilling = any(draft.rest(sequence) > 1 for sequence in self._running)
-        is_whole = draft.is_empty or not terms.is_whole  # else the step may have been too full, not the pool
+        is_prefilling = any(step.rest(sequence) > 1 for sequence in self._running)
+        is_whole = step.is_empty or not terms.is_whole  # else the step may have been too full, not the pool
         if self._num_started == num_before and is_whole and not is_prefilling and self.num_waiting:
-            self._blocked_room = self._blocks.room - draft.reserved if self._may_enter(draft, terms) else None
+            self._blocked_room = self._blocks.room - step.reserved if self._may_enter(step, terms) else None
 
-    def _readmit(self, draft: Draft, terms: Terms) -> bool:
+    def _readmit(self, step: NextStep, terms: Terms) -> bool:
         """Lets sequences back in that had to leave, in the order of their arrival; whether none is left outside."""
-        while self.preempted and self._may_enter(draft, terms):
-            prefix = self._place_again(self.preempted[0], draft, terms)
+        while self.preempted and self._may_enter(step, terms):
+            prefix = self._place_again(self.preempted[0], step, terms)
             if not isinstance(prefix, Prefix):
                 return False
-            self._enter(self.preempted.pop(0), prefix, draft, terms)
+            self._enter(self.preempted.pop(0), prefix, step, terms)
         return not self.preempted
 
-    def _admit_long(self, draft: Draft, terms: Terms) -> bool:
+    def _admit_long(self, step: NextStep, terms: Terms) -> bool:
         """Lets the next long rows into the lane when it is free; whether the first one lacks only room."""
-        while self._long and self._may_enter(draft, terms):
-            prefix = self._place(self._long[0].request, draft, terms)
+        while self._long and self._may_enter(step, terms):
+            prefix = self._place(self._long[0].request, step, terms)
             if not isinstance(prefix, Prefix):
                 return prefix is _Refusal.ROOM
-            self._enter(self._start(self._long[0]), prefix, draft, terms)
+            self._enter(self._start(self._long[0]), prefix, step, terms)
             del self._long[0]
             self._long_skips = 0
         return False
 
-    def _admit_waiting(self, draft: Draft, terms: Terms) -> int:
+    def _admit_waiting(self, step: NextStep, terms: Terms) -> int:
         """Admits in plan order, looking a bounded number of rows past one that does not fit; how many entered."""
         at, num_before = 0, self._num_started
-        while at < len(self._waiting) and self._may_enter(draft, terms):
+        while at < len(self._waiting) and self._may_enter(step, terms):
             row = self._waiting[at]
-            prefix = self._place(row.request, draft, terms)
+            prefix = self._place(row.request, step, terms)
             if isinstance(prefix, Prefix):
-                self._enter(self._start(row), prefix, draft, terms)
+                self._enter(self._start(row), prefix, step, terms)
                 self._skips = self._skips + 1 if at else 0
                 del self._waiting[at]
             elif prefix is _Refusal.LANE:
@@ -183,46 +183,46 @@ class Admission:
         self._counters.prompt_tokens += sequence.prompt_len
         return sequence
 
-    def _may_enter(self, draft: Draft, terms: Terms) -> bool:
-        return (draft.budget > 0 or terms.fills_batch) and len(self._running) < self._max_num_seqs
+    def _may_enter(self, step: NextStep, terms: Terms) -> bool:
+        return (step.budget > 0 or terms.fills_batch) and len(self._running) < self._max_num_seqs
 
-    def _place(self, request: Request, draft: Draft, terms: Terms) -> Prefix | _Refusal:
+    def _place(self, request: Request, step: NextStep, terms: Terms) -> Prefix | _Refusal:
         """The prefix that a waiting row would start from, or why it does not enter now."""
         tokens = _tokens_of(request)
-        prefix = self._prefix(tokens, draft)
+        prefix = self._prefix(tokens, step)
         num_new = len(tokens) - prefix.num_tokens(self._blocks.block_size)
-        if terms.lane.is_long(num_new) and any(terms.lane.is_long(draft.rest(other)) for other in self._running):
+        if terms.lane.is_long(num_new) and any(terms.lane.is_long(step.rest(other)) for other in self._running):
             return _Refusal.LANE
         expected_len = len(request.token_ids) + self._lengths.expected(request.sampling, len(request.output_ids))
-        return self._checked(prefix, tokens, expected_len, draft, terms)
+        return self._checked(prefix, tokens, expected_len, step, terms)
 
-    def _place_again(self, sequence: Sequence, draft: Draft, terms: Terms) -> Prefix | _Refusal:
+    def _place_again(self, sequence: Sequence, step: NextStep, terms: Terms) -> Prefix | _Refusal:
         """The same for a sequence that had to leave; it has been in the lane already."""
         tokens = sequence.tokens
         if sequence.swapped is None:
-            prefix = self._prefix(tokens, draft)
-            return self._checked(prefix, tokens, self._expected_len(sequence), draft, terms)
+            prefix = self._prefix(tokens, step)
+            return self._checked(prefix, tokens, self._expected_len(sequence), step, terms)
         prefix = self._blocks.tree.match(tokens, sequence.swapped.num_computed)
-        has_room = self._has_room(prefix, self._expected_len(sequence), draft)
+        has_room = self._has_room(prefix, self._expected_len(sequence), step)
         return prefix if has_room else _Refusal.ROOM
 
     def _checked(
-        self, prefix: Prefix, tokens: TokenIds, expected_len: int, draft: Draft, terms: Terms
+        self, prefix: Prefix, tokens: TokenIds, expected_len: int, step: NextStep, terms: Terms
     ) -> Prefix | _Refusal:
         """`prefix`, unless it is better to wait or there is no room."""
         num_matched = prefix.num_tokens(self._blocks.block_size)
-        if not terms.fills_batch and self._is_being_computed(tokens, num_matched, draft):
+        if not terms.fills_batch and self._is_being_computed(tokens, num_matched, step):
             return _Refusal.PREFIX
-        if terms.is_whole and not draft.is_empty and len(tokens) - num_matched > draft.budget:
+        if terms.is_whole and not step.is_empty and len(tokens) - num_matched > step.budget:
             return _Refusal.STEP
-        return prefix if self._has_room(prefix, expected_len, draft) else _Refusal.ROOM
+        return prefix if self._has_room(prefix, expected_len, step) else _Refusal.ROOM
 
-    def _has_room(self, prefix: Prefix, expected_len: int, draft: Draft) -> bool:
+    def _has_room(self, prefix: Prefix, expected_len: int, step: NextStep) -> bool:
         """Whether the blocks that a row is expected to need beyond the prefix are nobody's; true when nobody runs."""
         needed = self._blocks.blocks_for(expected_len) - self._blocks.held(prefix)
-        return not self._running or needed <= self._blocks.room - draft.reserved
+        return not self._running or needed <= self._blocks.room - step.reserved
 
-    def _prefix(self, tokens: TokenIds, draft: Draft) -> Prefix:
+    def _prefix(self, tokens: TokenIds, step: NextStep) -> Prefix:
         """What the tree holds of the tokens but the last one; or the same blocks and more tokens out of the last,
         partly filled block of the neighbour's prompt, which is not in the tree."""
         prefix = self._blocks.tree.match(tokens, len(tokens) - 1)
@@ -230,29 +230,29 @@ class Admission:
         if neighbour is None or not neighbour.block_table or not self._blocks.tree.is_enabled:
             return prefix
         start = len(prefix.nodes) * block_size
-        placed = min(neighbour.num_computed + draft.counts.get(neighbour, 0), neighbour.prompt_len)
+        placed = min(neighbour.num_computed + step.counts.get(neighbour, 0), neighbour.prompt_len)
         shared = min(common_len(tokens[:-1], neighbour.tokens[:placed]) - start, block_size)
         if shared <= prefix.partial_len:
             return prefix
         return Prefix(prefix.nodes, neighbour.block_table[len(prefix.nodes)], shared)
 
-    def _is_being_computed(self, tokens: TokenIds, num_matched: int, draft: Draft) -> bool:
+    def _is_being_computed(self, tokens: TokenIds, num_matched: int, step: NextStep) -> bool:
         """Whether a running prompt will soon hold a block more of these tokens."""
         soon = num_matched + self._blocks.block_size
         return any(
-            draft.rest(other) > 1
+            step.rest(other) > 1
             and other.node is not None
             and common_len(tokens, other.tokens[: other.prompt_len]) >= soon
             for other in self._running
         )
 
-    def _enter(self, sequence: Sequence, prefix: Prefix, draft: Draft, terms: Terms) -> None:
+    def _enter(self, sequence: Sequence, prefix: Prefix, step: NextStep, terms: Terms) -> None:
         """Makes a sequence run from `prefix` on, or from what the host kept of it."""
         self._blocks.attach(sequence, prefix)
         if sequence.swapped is None:
-            draft.copy(self._blocks.copy_partial(sequence, prefix))
+            step.copy(self._blocks.copy_partial(sequence, prefix))
         elif (back := self._blocks.swap_in(sequence, sequence.swapped)) is not None:
-            draft.swap_ins.append(back)
+            step.swap_ins.append(back)
         if sequence.is_last_reader:
             self._blocks.tree.mark_last_reader(sequence.node, sequence.request.keep_len)
         if sequence.num_preemptions:
@@ -261,8 +261,8 @@ class Admission:
             sequence.cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             self._counters.cached_tokens += sequence.cached_tokens
         self._running.add(sequence)
-        draft.extend(sequence, terms.lane.share(sequence.gap, draft.budget))
-        draft.reserved += self._still_needed(sequence)
+        step.extend(sequence, terms.lane.share(sequence.gap, step.budget))
+        step.reserved += self._still_needed(sequence)
 
     def _still_needed(self, sequence: Sequence) -> int:
         """Blocks the sequence is expected to ask for until its end."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from batchrun.engine.block_manager import BlockManager
-from batchrun.engine.draft import Draft
 from batchrun.engine.lane import NO_LANE, Lane
+from batchrun.engine.next_step import NextStep
 from batchrun.engine.preemption import Costs, Preemption, choose_victim, choose_way
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.statistics import Counters
@@ -37,53 +37,53 @@ class Running:
     def remove(self, sequence: Sequence) -> None:
         self._sequences.remove(sequence)
 
-    def decode(self, draft: Draft) -> None:
+    def decode(self, step: NextStep) -> None:
         """Gives those that decode their token, oldest first; makes one sequence leave when there is no room."""
         for sequence in self:
             if sequence.is_decoding:
-                self._extend(sequence, draft.budget, draft)
+                self._extend(sequence, step.budget, step)
 
-    def prefill(self, draft: Draft, lane: Lane = NO_LANE) -> None:
+    def prefill(self, step: NextStep, lane: Lane = NO_LANE) -> None:
         """Gives the others what they ask for, oldest first, a long one its share; makes one leave as `decode` does."""
         for sequence in self:
             if not sequence.is_decoding:
-                self._extend(sequence, lane.share(sequence.gap, draft.budget), draft)
+                self._extend(sequence, lane.share(sequence.gap, step.budget), step)
 
-    def top_up(self, draft: Draft) -> None:
+    def top_up(self, step: NextStep) -> None:
         """Spends what is left of the budget on prompts whose chunk was kept short for others' sake."""
         for sequence in self:
-            if draft.budget <= 0:
+            if step.budget <= 0:
                 return
-            if sequence in draft.counts and draft.rest(sequence) > 0:
-                draft.extend(sequence, draft.budget + draft.counts[sequence])
+            if sequence in step.counts and step.rest(sequence) > 0:
+                step.extend(sequence, step.budget + step.counts[sequence])
 
-    def _extend(self, sequence: Sequence, limit: int, draft: Draft) -> None:
-        if sequence is draft.preempted or sequence.is_full:
+    def _extend(self, sequence: Sequence, limit: int, step: NextStep) -> None:
+        if sequence is step.preempted or sequence.is_full:
             return
-        if self._blocks.lacking(sequence, draft.end_of(sequence, limit)) > self._blocks.room:
-            self._preempt_one(draft)
-        if sequence is not draft.preempted:
-            draft.extend(sequence, limit)
+        if self._blocks.lacking(sequence, step.end_of(sequence, limit)) > self._blocks.room:
+            self._preempt_one(step)
+        if sequence is not step.preempted:
+            step.extend(sequence, limit)
 
-    def _preempt_one(self, draft: Draft) -> None:
+    def _preempt_one(self, step: NextStep) -> None:
         """Makes one sequence leave, at most one a step and never the oldest."""
-        if draft.preempted is not None:
+        if step.preempted is not None:
             return
-        candidates = [one for one in self._sequences[1:] if one not in draft.counts and not one.is_full]
+        candidates = [one for one in self._sequences[1:] if one not in step.counts and not one.is_full]
         victim = choose_victim((sequence, self._freed_by(sequence)) for sequence in candidates)
         if victim is not None:
-            self._preempt(victim, draft)
+            self._preempt(victim, step)
 
     def _freed_by(self, sequence: Sequence) -> int:
         """Blocks of its own that the sequence would leave behind."""
         return len(sequence.block_table) - self._blocks.num_shared(sequence)
 
-    def _preempt(self, victim: Sequence, draft: Draft) -> None:
+    def _preempt(self, victim: Sequence, step: NextStep) -> None:
         num_own = self._freed_by(victim)
         num_tokens = min(victim.num_computed, num_own * self._blocks.block_size)
         way = choose_way(self._preemption, self._costs, num_tokens, num_own, self._blocks.num_free_host_slots)
         if way == "swap":
-            draft.swap_outs.append(self._blocks.swap_out(victim))
+            step.swap_outs.append(self._blocks.swap_out(victim))
             self._counters.swap_preemptions += 1
         else:
             # What nobody needs the room of until the victim is back need not be computed again.
@@ -94,4 +94,4 @@ class Running:
         victim.num_lost, victim.num_computed = victim.num_computed, 0
         victim.num_preemptions += 1
         self.remove(victim)
-        draft.preempted = victim
+        step.preempted = victim

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from batchrun.engine.admission import Admission
 from batchrun.engine.block_manager import BlockManager
-from batchrun.engine.draft import Draft
 from batchrun.engine.lane import Lane
 from batchrun.engine.lengths import OutputLengths
+from batchrun.engine.next_step import NextStep
 from batchrun.engine.policies import Schedule, make_policy
 from batchrun.engine.preemption import Costs, Preemption
 from batchrun.engine.request import Completion, FinishReason, Request
@@ -100,12 +100,12 @@ class Scheduler:
         Raises:
             EngineFailed: nothing can be scheduled although work remains; a bug, with the state in the message.
         """
-        draft = Draft(self.blocks, self._budget, self.config.chunk_alignment_tokens)
-        self._policy.fill(draft, self.running, self.admission)
-        self.speculation.extend(draft)
-        if draft.preempted is not None:
-            self.admission.put_back(draft.preempted)
-        batch = draft.freeze()
+        step = NextStep(self.blocks, self._budget, self.config.chunk_alignment_tokens)
+        self._policy.fill(step, self.running, self.admission)
+        self.speculation.extend(step)
+        if step.preempted is not None:
+            self.admission.put_back(step.preempted)
+        batch = step.freeze()
         if not batch.items and not any(sequence.has_pending for sequence in self.begun):
             raise EngineFailed(f"no sequence can be scheduled: {self._describe()}")
         self.blocks.unpin()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from batchrun.engine.draft import Draft
+from batchrun.engine.next_step import NextStep
 from batchrun.engine.request import TokenIds
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.statistics import Counters
@@ -75,19 +75,19 @@ class Speculation:
         self._counters = counters
         self._lookups: dict[Sequence, PromptLookup] = {}
 
-    def extend(self, draft: Draft) -> None:
+    def extend(self, step: NextStep) -> None:
         """Adds guesses to a step in which rows only decode; those with the longest way to go come first."""
-        num_free = min(self._num_free_tokens - sum(draft.counts.values()), draft.budget)
+        num_free = min(self._num_free_tokens - sum(step.counts.values()), step.budget)
         if num_free <= 0:
             return
-        decoding = [one for one in draft.counts if one.is_decoding and self._most(one) > 0]
+        decoding = [one for one in step.counts if one.is_decoding and self._most(one) > 0]
         for sequence in sorted(decoding, key=self._most, reverse=True):
             if sequence not in self._lookups:
                 self._lookups[sequence] = self.lookup()
             tokens = self._lookups[sequence].propose(sequence.tokens, min(num_free, self._most(sequence)))
             if len(tokens):
-                draft.guess(sequence, tokens)
-                num_free -= draft.num_guessed[sequence]
+                step.guess(sequence, tokens)
+                num_free -= step.num_guessed[sequence]
             if num_free <= 0:
                 return
 

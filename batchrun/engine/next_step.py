@@ -9,7 +9,7 @@ from batchrun.engine.sequence import Sequence
 from batchrun.engine.step import Item, ScheduledBatch, SwapIn, SwapOut
 
 
-class Draft:
+class NextStep:
     """A step of which `budget` tokens are left; `counts` are those that each sequence has got.
 
     A prompt is cut at a multiple of `alignment` tokens where that leaves it any.
