@@ -54,7 +54,7 @@ def _settings() -> list[str]:
     """What may be chosen of batchrun: how it computes, not what."""
     extras = {name: field.json_schema_extra for name, field in Job.model_fields.items()}
     engine = [name for name, extra in extras.items() if isinstance(extra, dict) and extra["group"] == "Engine"]
-    return ["dtype", *engine]
+    return ["dtype", "quantization", *engine]
 
 
 def _pair(part: str, text: str) -> tuple[str, str]:

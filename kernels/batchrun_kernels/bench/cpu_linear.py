@@ -12,8 +12,8 @@ from batchrun_kernels.bench.case import Case, Prepared, Way, num_cold
 from batchrun_kernels.packed import PackedWeight, reference_linear
 
 # By name: (k, outputs).
-_SHAPES = {"qkv": (576, 960), "o": (576, 576), "gate_up": (576, 3072), "down": (1536, 576), "lm_head": (576, 49152)}
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+SHAPES = {"qkv": (576, 960), "o": (576, 576), "gate_up": (576, 3072), "down": (1536, 576), "lm_head": (576, 49152)}
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # Weights of size 1 / sqrt(k): sums of size one, in float32.
 _TOLERANCE = 2e-5
 # What oneDNN is told of the rows when it packs; 1 packs worse.
@@ -40,10 +40,10 @@ class _Weights:
 
 
 def linear_cases() -> Iterator[Case]:
-    for name, (k, num_outputs) in _SHAPES.items():
+    for name, (k, num_outputs) in SHAPES.items():
         # Made for the first case of the shape that is prepared, and freed after its last.
         weights = cache(partial(_Weights.make, k, num_outputs))
-        for rows in _ROWS:
+        for rows in ROWS:
             num_floats = k * num_outputs + rows * (k + num_outputs)
             yield Case(
                 "gemm",
