@@ -166,7 +166,9 @@ def interpreted(num_random: int) -> tuple[dict[str, Row], list[float]]:
 
 def random_errors(num_steps: int) -> dict[str, tuple[int, float]]:
     """By implementation, how many random steps it did, and its largest error in any."""
-    found: dict[str, list[float]] = {name: [] for name in ("list", "torch", *(f"C {name}" for name in native.INSTRUCTIONS))}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("list", "torch", *(f"C {name}" for name in native.INSTRUCTIONS))
+    }
     for seed in range(num_steps):
         case = random_step(seed)
         step, expected = case.step, expected_of(case.step, case.mask)

@@ -92,60 +92,51 @@ static int NAME(runs_of)(const struct attend *a, const int32_t *table, long head
 /* A row's scores of a tile, of which [low, high) are seen: capped, -inf where not seen, and their largest. */
 INLINE float NAME(masked)(float *scores, long width, long low, long high, float softcap)
 {
-    const int8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
-    const float8 zero = {0};
-    float8 largest = zero - INFINITY;
-    for (long t = 0; t < width; t += 8) {
-        float8 s = *(float8 *)(scores + t);
-        int8 at = lanes + (int)t;
+    const INTS lanes = LANE_NUMBERS;
+    const VECTOR zero = {0};
+    VECTOR largest = zero - INFINITY;
+    for (long t = 0; t < width; t += LANES) {
+        VECTOR s = *(VECTOR *)(scores + t);
+        INTS at = lanes + (int)t;
         if (softcap > 0)
             s = softcap - softcap * 2 / (NAME(exp)(s * (2 / softcap)) + 1.0f);
         s = NAME(choose)((at >= (int)low) & (at < (int)high), s, zero - INFINITY);
-        *(float8 *)(scores + t) = s;
+        *(VECTOR *)(scores + t) = s;
         largest = NAME(larger)(s, largest);
     }
-    float most = largest[0];
-    for (int lane = 1; lane < 8; lane++)
-        most = largest[lane] > most ? largest[lane] : most;
-    return most;
+    return NAME(largest_lane)(largest);
 }
 
 /* The same where there is nothing to do but to find the largest of a whole tile. */
 INLINE float NAME(largest_of)(const float *scores)
 {
-    float8 largest = *(const float8 *)scores;
-    for (long t = 8; t < TILE; t += 8) {
-        float8 s = *(const float8 *)(scores + t);
+    VECTOR largest = *(const VECTOR *)scores;
+    for (long t = LANES; t < TILE; t += LANES) {
+        VECTOR s = *(const VECTOR *)(scores + t);
         largest = NAME(larger)(s, largest);
     }
-    float most = largest[0];
-    for (int lane = 1; lane < 8; lane++)
-        most = largest[lane] > most ? largest[lane] : most;
-    return most;
+    return NAME(largest_lane)(largest);
 }
 
 /* One row's scores [low, high) of a tile become weights, the others zero; `most` and `sum` are carried on, and the
  * result is what the row's output so far must be multiplied by. */
 static float NAME(softmax)(float *scores, long width, long low, long high, float softcap, float *most, float *sum)
 {
-    const float8 zero = {0};
+    const VECTOR zero = {0};
     int is_whole = low == 0 && high >= TILE && width == TILE;
     float here = is_whole && softcap == 0 ? NAME(largest_of)(scores) : NAME(masked)(scores, width, low, high, softcap);
     float now = here > *most ? here : *most;
     float kept = now > *most ? NAME(exp_of_small)(zero + (*most - now))[0] : 1;
-    float8 total = zero;
-    for (long t = 0; t < width; t += 8) {
-        float8 s = *(float8 *)(scores + t), weight = NAME(exp_of_small)(s - now);
+    VECTOR total = zero;
+    for (long t = 0; t < width; t += LANES) {
+        VECTOR s = *(VECTOR *)(scores + t), weight = NAME(exp_of_small)(s - now);
         if (!is_whole)
             weight = NAME(choose)(s == -INFINITY, zero, weight);
-        *(float8 *)(scores + t) = weight;
+        *(VECTOR *)(scores + t) = weight;
         total += weight;
     }
-    float added = 0;
-    for (int lane = 0; lane < 8; lane++)
-        added += total[lane];
     *most = now;
-    *sum = *sum * kept + added;
+    *sum = *sum * kept + NAME(sum_of_lanes)(total);
     return kept;
 }
 
@@ -182,8 +173,8 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
             float kept = NAME(softmax)(scores + r * SCORE_STRIDE, to - from, low, position + 1 - from, a->softcap,
                                        most + r, sum + r);
             if (kept != 1)
-                for (long d = 0; d < a->value_dim; d += 8)
-                    *(float8 *)(out + r * a->value_dim + d) *= kept;
+                for (long d = 0; d < a->value_dim; d += LANES)
+                    *(VECTOR *)(out + r * a->value_dim + d) *= kept;
         }
         for (int g = 0; g < groups; g++) {
             int r = rows * g / groups, num = rows * (g + 1) / groups - r;

@@ -6,8 +6,8 @@
 
 /* The part of k that a block of rows is taken through before the next; outputs wait in y meanwhile. */
 #define K_PIECE 1536
-/* Floats of x in a block, a half of a second-level cache of 512 KiB. */
-#define BLOCK_FLOATS 65536
+/* Floats of x in a block: half of the second-level cache, which has 512 KiB, and 1 MiB beside AVX-512. */
+#define BLOCK_FLOATS (8192 * LANES)
 
 /* Panels that are multiplied at once, in two vectors of every row. */
 #define PANELS (2 * LANES / WIDTH)
@@ -92,3 +92,5 @@ static void NAME(gemm)(const float *x, const float *packed, const float *bias, f
     }
 }
 #undef PANELS
+#undef K_PIECE
+#undef BLOCK_FLOATS

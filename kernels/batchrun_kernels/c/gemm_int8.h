@@ -4,8 +4,8 @@
  * sums are exact: a row's bits depend neither on the rows beside it nor on the threads.
  */
 
-/* Half a second-level cache of 512 KiB, for a block's part of x. */
-#define BLOCK_BYTES 262144
+/* As many bytes of x in a block. */
+#define BLOCK_BYTES (4 * 8192 * LANES)
 
 /* Panels that are multiplied at once, in two vectors of every row. */
 #define PANELS (2 * LANES / WIDTH)
@@ -115,6 +115,7 @@ static void NAME(gemm_int8)(const struct product_int8 *a)
     }
 }
 #undef PANELS
+#undef BLOCK_BYTES
 
 /* x[m][k] as integers of at most `most`: rounded [m][2 * pairs], zero behind k, times scales [m]. The scale of a row
  * that is not finite is NaN. */
@@ -124,19 +125,15 @@ static void NAME(round_rows)(const float *x, int16_t *rounded, float *scales, lo
     for (long row = 0; row < m; row++) {
         const float *from = x + row * k;
         int16_t *to = rounded + row * 2 * pairs;
-        const float8 zero = {0}, magic = zero + 12582912.0f;
-        float8 largest = zero, flaw = zero;
-        float most_here = 0, flaws = 0;
+        const VECTOR zero = {0}, magic = zero + 12582912.0f;
+        VECTOR largest = zero, flaw = zero;
         long i = 0;
-        for (; i + 8 <= k; i += 8) {
-            float8 some = *(const float8 *)(from + i);
-            largest = NAME(larger)((float8)((int8)some & 0x7fffffff), largest);
+        for (; i + LANES <= k; i += LANES) {
+            VECTOR some = *(const VECTOR *)(from + i);
+            largest = NAME(larger)((VECTOR)((INTS)some & 0x7fffffff), largest);
             flaw += some * 0.0f;
         }
-        for (int lane = 0; lane < 8; lane++) {
-            most_here = largest[lane] > most_here ? largest[lane] : most_here;
-            flaws += flaw[lane];
-        }
+        float most_here = NAME(largest_lane)(largest), flaws = NAME(sum_of_lanes)(flaw);
         for (; i < k; i++) {
             most_here = fabsf(from[i]) > most_here ? fabsf(from[i]) : most_here;
             flaws += from[i] * 0.0f;
@@ -147,9 +144,9 @@ static void NAME(round_rows)(const float *x, int16_t *rounded, float *scales, lo
             continue;
         }
         const float factor = most / most_here;
-        for (i = 0; i + 8 <= k; i += 8) {
-            float8 some = *(const float8 *)(from + i) * factor + magic;
-            *(short8 *)(to + i) = __builtin_convertvector((int8)some - (int8)magic, short8);
+        for (i = 0; i + LANES <= k; i += LANES) {
+            VECTOR some = *(const VECTOR *)(from + i) * factor + magic;
+            *(NARROW *)(to + i) = __builtin_convertvector((INTS)some - (INTS)magic, NARROW);
         }
         for (; i < k; i++)
             to[i] = (int16_t)lrintf(from[i] * factor);

@@ -24,6 +24,8 @@
 #undef VECTOR
 #undef INTS
 #undef SHORTS
+#undef NARROW
+#undef LANE_NUMBERS
 #undef LANES
 #undef ROWS
 #undef FOR_ROWS

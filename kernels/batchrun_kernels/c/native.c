@@ -159,7 +159,9 @@ struct pass {
 #define VECTOR float_x16
 #define INTS int_x16
 #define SHORTS short_x32
+#define NARROW short16
 #define LANES 16
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 #define ROWS 12
 #define FOR_ROWS FOR_12
 #include "kernels.h"
@@ -170,7 +172,9 @@ struct pass {
 #define VECTOR float8
 #define INTS int8
 #define SHORTS short16
+#define NARROW short8
 #define LANES 8
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
 #define ROWS 6
 #define FOR_ROWS FOR_6
 #include "kernels.h"
@@ -182,7 +186,9 @@ struct pass {
 #define VECTOR float8
 #define INTS int8
 #define SHORTS short16
+#define NARROW short8
 #define LANES 8
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
 #define ROWS 6
 #define FOR_ROWS FOR_6
 #include "kernels.h"

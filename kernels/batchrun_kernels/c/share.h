@@ -2,7 +2,7 @@
 
 #define WIDTH 16
 /* Rows that a block has at most. */
-#define BLOCK_ROWS 120
+#define BLOCK_ROWS 168
 
 /* A thread's pairs `begin ... end`, block by block. Rows are taken in groups, which share registers, and groups in
  * blocks whose part of x stays in the second-level cache while the panels pass over it. */

@@ -15,6 +15,8 @@ INLINE void NAME(accumulate)(VECTOR acc[ROWS][2], const int rows, const int vect
                              const COLUMN *b, long apart, long ldb, long n, const float *next, long lines)
 {
     long k = 0;
+    /* A pointer to every third row, so that few registers address all of them. */
+    const float *third[4] = {a, a + 3 * lda, a + 6 * lda, a + 9 * lda};
     for (; k + 4 <= n; k += 4) {
         if (next) {
             for (long line = 0; line < lines; line++)
@@ -28,7 +30,7 @@ INLINE void NAME(accumulate)(VECTOR acc[ROWS][2], const int rows, const int vect
             VECTOR high = vectors > 1 ? NAME(wide)(column + apart) : low;
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                float one = a[r * lda + k + step];
+                float one = third[r / 3][r % 3 * lda + k + step];
                 acc[r][0] += one * low;
                 if (vectors > 1)
                     acc[r][1] += one * high;
