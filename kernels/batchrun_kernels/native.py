@@ -16,7 +16,7 @@ import torch  # noqa: F401  (loads the libgomp that the library is to share)
 FOLDER = Path(__file__).parent
 # Equal to VERSION in c/native.c.
 _VERSION = 5
-# Sets of instructions that the kernels are compiled for, in the order of c/native.c; the library takes the best there is.
+# What the kernels are compiled for, in the order of c/native.c; the library takes the best that the processor has.
 INSTRUCTIONS = ("portable", "avx2", "avx512")
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
