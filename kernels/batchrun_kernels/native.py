@@ -15,10 +15,12 @@ import torch  # noqa: F401  (loads the libgomp that the library is to share)
 # Where the package's build puts the library.
 FOLDER = Path(__file__).parent
 # Equal to VERSION in c/native.c.
-_VERSION = 4
+_VERSION = 5
+# What the kernels are compiled for, in the order of c/native.c; the library takes the best that the processor has.
+INSTRUCTIONS = ("portable", "avx2", "avx512")
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
-    "batchrun_portable": [_INT],
+    "batchrun_at_most": [_INT],
     "batchrun_gemm": [_POINTER] * 4 + [_LONG] * 3,
     "batchrun_round_rows": [_POINTER] * 3 + [_LONG] * 3 + [_FLOAT],
     "batchrun_gemm_int8": [_POINTER] * 6 + [_LONG] * 3,
@@ -63,7 +65,6 @@ def load(folder: Path) -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    library.batchrun_instructions.restype = ctypes.c_char_p
     library.batchrun_layer_scratch.restype = _LONG
     return library
 
@@ -76,6 +77,11 @@ def needed() -> ctypes.CDLL:
 
 
 def instructions(library: ctypes.CDLL) -> str:
-    """The instruction set chosen at run time: "avx2" or "portable"."""
-    name: bytes = library.batchrun_instructions()
-    return name.decode()
+    """The set of instructions in use."""
+    return INSTRUCTIONS[library.batchrun_instructions()]
+
+
+def limit(library: ctypes.CDLL, name: str) -> str:
+    """From now on no better set than this one; which one is in use then."""
+    library.batchrun_at_most(INSTRUCTIONS.index(name))
+    return instructions(library)

@@ -1,4 +1,4 @@
-"""The C library in both of its forms."""
+"""The C library with every set of instructions that this processor has."""
 
 import ctypes
 from collections.abc import Iterator
@@ -8,12 +8,20 @@ import pytest
 from batchrun_kernels import native
 
 
-@pytest.fixture(params=["best", "portable"])
+def sets_of_instructions() -> list[str]:
+    """Those in use when no better one is allowed."""
+    library = native.find()
+    if library is None:
+        return ["portable"]
+    found = [native.limit(library, name) for name in native.INSTRUCTIONS]
+    return list(dict.fromkeys(found))
+
+
+@pytest.fixture(params=sets_of_instructions())
 def library(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
-    """Once with the instructions of this processor, once with everybody's."""
     library = native.find()
     if library is None:
         pytest.skip("needs the C kernels: a C compiler when the package was installed")
-    library.batchrun_portable(request.param == "portable")
+    assert native.limit(library, request.param) == request.param
     yield library
-    library.batchrun_portable(0)
+    native.limit(library, native.INSTRUCTIONS[-1])

@@ -109,11 +109,11 @@ def native_forms(step: Step) -> Iterator[str]:
     if library is None or native_refusal(step) is not None:
         return
     try:
-        for is_portable in (0, 1):
-            library.batchrun_portable(is_portable)
-            yield native.instructions(library)
+        for name in native.INSTRUCTIONS:
+            if native.limit(library, name) == name:
+                yield name
     finally:
-        library.batchrun_portable(0)
+        native.limit(library, native.INSTRUCTIONS[-1])
 
 
 def native_refusal(step: Step) -> str | None:
@@ -127,13 +127,13 @@ Row = dict[str, dict[str, float | str]]  # by implementation and dtype: the larg
 
 def measure(case: Case) -> Row:
     """Of what runs in this process."""
-    row: Row = {"torch": {}, "C avx2": {}, "C portable": {}}
+    row: Row = {"torch": {}, **{f"C {name}": {} for name in native.INSTRUCTIONS}}
     for dtype in DTYPES:
         step = cast(case.step, dtype)
         row["torch"][str(dtype)] = _error(GatherAttention(), step, case)
         forms = {form: _error(NativeAttention(), step, case) for form in native_forms(step)}
         refusal = native_refusal(step) or "not built, or without these instructions"
-        for form in ("avx2", "portable"):
+        for form in native.INSTRUCTIONS:
             row[f"C {form}"][str(dtype)] = forms.get(form, refusal)
     if case.stored is None:
         listed = Planner(case.own_rules).plan(case.step.work)
@@ -166,7 +166,9 @@ def interpreted(num_random: int) -> tuple[dict[str, Row], list[float]]:
 
 def random_errors(num_steps: int) -> dict[str, tuple[int, float]]:
     """By implementation, how many random steps it did, and its largest error in any."""
-    found: dict[str, list[float]] = {"list": [], "torch": [], "C avx2": [], "C portable": []}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("list", "torch", *(f"C {name}" for name in native.INSTRUCTIONS))
+    }
     for seed in range(num_steps):
         case = random_step(seed)
         step, expected = case.step, expected_of(case.step, case.mask)
@@ -182,7 +184,7 @@ def random_errors(num_steps: int) -> dict[str, tuple[int, float]]:
 def main(num_random: int = 1000, num_interpreted: int = 60) -> None:
     table = {name: measure(case) for name, case in CASES.items()}
     triton, errors = interpreted(num_interpreted)
-    columns = ("list", "C avx2", "C portable", "torch", "triton")
+    columns = ("list", *(f"C {name}" for name in reversed(native.INSTRUCTIONS)), "torch", "triton")
     names = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
     shown = [(column, dtype) for column in columns for dtype in DTYPES if column != "list" or dtype == torch.float32]
     shown = [(column, dtype) for column, dtype in shown if not column.startswith("C ") or dtype == torch.float32]

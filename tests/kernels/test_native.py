@@ -34,9 +34,8 @@ def test_torch_sets_the_number_of_threads(library: ctypes.CDLL) -> None:
     assert result.stdout.strip() == "3"
 
 
-def test_the_portable_form_can_be_chosen(library: ctypes.CDLL) -> None:
-    library.batchrun_portable(1)
-    assert native.instructions(library) == "portable"
+def test_worse_instructions_can_be_chosen(library: ctypes.CDLL) -> None:
+    assert native.limit(library, "portable") == "portable"
 
 
 def test_without_a_library_the_reason_is_given(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchrun_kernels import native
 from batchrun_kernels.packed import PackedWeight, reference_linear
+from tests.kernels.conftest import sets_of_instructions
 
 # (num_outputs, k): below, at and off the panel's 16 outputs; k below, off and beyond one piece of 1536.
 SHAPES = ((1, 1), (16, 3), (63, 111), (48, 576), (37, 1537), (16, 3080))
@@ -23,7 +25,7 @@ def make(num_outputs: int, k: int, num_rows: int, seed: int = 0) -> tuple[Tensor
 
 
 @pytest.mark.parametrize(("num_outputs", "k"), SHAPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 5, 6, 7, 13, 64, 111, 250])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 6, 7, 8, 13, 64, 111, 250])
 def test_equals_the_reference(library: ctypes.CDLL, num_outputs: int, k: int, num_rows: int) -> None:
     x, weight, bias = make(num_outputs, k, num_rows)
     packed = PackedWeight.pack(weight)
@@ -45,6 +47,21 @@ def test_a_rows_bits_do_not_depend_on_the_batch(library: ctypes.CDLL, num_thread
     finally:
         torch.set_num_threads(before)
     assert torch.equal(packed.linear(x, bias), alone)
+
+
+@pytest.mark.skipif(len(sets_of_instructions()) < 3, reason="needs a processor with AVX-512 and VNNI")
+def test_both_sets_with_fused_multiply_adds_give_the_same_bits() -> None:
+    """So an answer does not depend on the machine through its matrix products."""
+    library = native.needed()
+    x, weight, bias = make(91, 2050, 29)
+    packed = PackedWeight.pack(weight)
+    try:
+        of_avx2, of_avx512 = [
+            packed.linear(x, bias) for name in ("avx2", "avx512") if native.limit(library, name) == name
+        ]
+    finally:
+        native.limit(library, native.INSTRUCTIONS[-1])
+    assert torch.equal(of_avx2, of_avx512)
 
 
 @pytest.mark.parametrize("num_outputs", [16, 21])

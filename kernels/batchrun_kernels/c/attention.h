@@ -8,17 +8,6 @@
 /* Cache lines to fetch every four positions: 16 columns of each. */
 #define KV_LINES ((long)sizeof(COLUMN))
 
-/* Calls the function with `rows` as a constant. */
-#define FOR_ROWS(function, rows, ...)                                                                                 \
-    switch (rows) {                                                                                                   \
-    case 1: NAME(function)(1, __VA_ARGS__); break;                                                                    \
-    case 2: NAME(function)(2, __VA_ARGS__); break;                                                                    \
-    case 3: NAME(function)(3, __VA_ARGS__); break;                                                                    \
-    case 4: NAME(function)(4, __VA_ARGS__); break;                                                                    \
-    case 5: NAME(function)(5, __VA_ARGS__); break;                                                                    \
-    default: NAME(function)(6, __VA_ARGS__); break;                                                                   \
-    }
-
 /* The scores of a tile's positions: c[rows][positions] = q[rows][key_dim] keys[key_dim][positions]. With `fetches`
  * the values of the same positions are prefetched. */
 INLINE void NAME(scores_of)(const int rows, const struct run *run, int runs, const float *q, const struct attend *a,
@@ -27,12 +16,12 @@ INLINE void NAME(scores_of)(const int rows, const struct run *run, int runs, con
     for (int i = 0; i < runs; c += run[i++].length) {
         const COLUMN *keys = run[i].keys;
         const float *next = fetches ? run[i].values : 0;
-        float8 acc[MAX_ROWS][2] = {0};
-        if (run[i].length > 8) {
-            NAME(accumulate)(acc, rows, 2, q, a->key_dim, keys, a->block_size, a->key_dim, next, KV_LINES);
+        VECTOR acc[ROWS][2] = {0};
+        if (run[i].length > LANES) {
+            NAME(accumulate)(acc, rows, 2, q, a->key_dim, keys, LANES, a->block_size, a->key_dim, next, KV_LINES);
             NAME(store)(acc, rows, 2, c, SCORE_STRIDE);
         } else {
-            NAME(accumulate)(acc, rows, 1, q, a->key_dim, keys, a->block_size, a->key_dim, next, KV_LINES);
+            NAME(accumulate)(acc, rows, 1, q, a->key_dim, keys, 0, a->block_size, a->key_dim, next, KV_LINES);
             NAME(store)(acc, rows, 1, c, SCORE_STRIDE);
         }
     }
@@ -44,18 +33,18 @@ NOINLINE void NAME(scores)(int rows, const struct run *run, int runs, const floa
     FOR_ROWS(scores_of, rows, run, runs, q, a, c, fetches)
 }
 
-/* out[rows][column ... column + 8 * vectors] += the weights of a tile's positions times their values. */
+/* out[rows][column ... column + LANES * vectors] += the weights of a tile's positions times their values. */
 INLINE void NAME(weighted)(const int rows, const int vectors, const struct run *run, int runs, const float *weights,
                            long value_dim, long column, float *out, int fetches)
 {
-    float8 acc[MAX_ROWS][2];
+    VECTOR acc[ROWS][2];
     NAME(load)(acc, rows, vectors, out + column, value_dim);
     for (int i = 0; i < runs; i++) {
-        /* The keys of the next tile come while the values of this one are read: a part with every 16 columns. */
+        /* The keys of the next tile come while the values of this one are read: a part with every pair of vectors. */
         const COLUMN *values = run[i].values, *ahead = run[i].next;
         const float *next = fetches && ahead ? (const float *)(ahead + column * run[i].length) : 0;
-        NAME(accumulate)(acc, rows, vectors, weights, SCORE_STRIDE, values + column, value_dim, run[i].length, next,
-                         KV_LINES);
+        NAME(accumulate)(acc, rows, vectors, weights, SCORE_STRIDE, values + column, LANES, value_dim, run[i].length,
+                         next, KV_LINES * LANES / 8);
         weights += run[i].length;
     }
     NAME(store)(acc, rows, vectors, out + column, value_dim);
@@ -65,7 +54,7 @@ INLINE void NAME(weigh_rows)(const int rows, const struct run *run, int runs, co
                              float *out, int fetches)
 {
     long column = 0;
-    for (; column + WIDTH <= value_dim; column += WIDTH)
+    for (; column + 2 * LANES <= value_dim; column += 2 * LANES)
         NAME(weighted)(rows, 2, run, runs, weights, value_dim, column, out, fetches);
     if (column < value_dim)
         NAME(weighted)(rows, 1, run, runs, weights, value_dim, column, out, fetches);
@@ -103,60 +92,51 @@ static int NAME(runs_of)(const struct attend *a, const int32_t *table, long head
 /* A row's scores of a tile, of which [low, high) are seen: capped, -inf where not seen, and their largest. */
 INLINE float NAME(masked)(float *scores, long width, long low, long high, float softcap)
 {
-    const int8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
-    const float8 zero = {0};
-    float8 largest = zero - INFINITY;
-    for (long t = 0; t < width; t += 8) {
-        float8 s = *(float8 *)(scores + t);
-        int8 at = lanes + (int)t;
+    const INTS lanes = LANE_NUMBERS;
+    const VECTOR zero = {0};
+    VECTOR largest = zero - INFINITY;
+    for (long t = 0; t < width; t += LANES) {
+        VECTOR s = *(VECTOR *)(scores + t);
+        INTS at = lanes + (int)t;
         if (softcap > 0)
             s = softcap - softcap * 2 / (NAME(exp)(s * (2 / softcap)) + 1.0f);
         s = NAME(choose)((at >= (int)low) & (at < (int)high), s, zero - INFINITY);
-        *(float8 *)(scores + t) = s;
+        *(VECTOR *)(scores + t) = s;
         largest = NAME(larger)(s, largest);
     }
-    float most = largest[0];
-    for (int lane = 1; lane < 8; lane++)
-        most = largest[lane] > most ? largest[lane] : most;
-    return most;
+    return NAME(largest_lane)(largest);
 }
 
 /* The same where there is nothing to do but to find the largest of a whole tile. */
 INLINE float NAME(largest_of)(const float *scores)
 {
-    float8 largest = *(const float8 *)scores;
-    for (long t = 8; t < TILE; t += 8) {
-        float8 s = *(const float8 *)(scores + t);
+    VECTOR largest = *(const VECTOR *)scores;
+    for (long t = LANES; t < TILE; t += LANES) {
+        VECTOR s = *(const VECTOR *)(scores + t);
         largest = NAME(larger)(s, largest);
     }
-    float most = largest[0];
-    for (int lane = 1; lane < 8; lane++)
-        most = largest[lane] > most ? largest[lane] : most;
-    return most;
+    return NAME(largest_lane)(largest);
 }
 
 /* One row's scores [low, high) of a tile become weights, the others zero; `most` and `sum` are carried on, and the
  * result is what the row's output so far must be multiplied by. */
 static float NAME(softmax)(float *scores, long width, long low, long high, float softcap, float *most, float *sum)
 {
-    const float8 zero = {0};
+    const VECTOR zero = {0};
     int is_whole = low == 0 && high >= TILE && width == TILE;
     float here = is_whole && softcap == 0 ? NAME(largest_of)(scores) : NAME(masked)(scores, width, low, high, softcap);
     float now = here > *most ? here : *most;
     float kept = now > *most ? NAME(exp_of_small)(zero + (*most - now))[0] : 1;
-    float8 total = zero;
-    for (long t = 0; t < width; t += 8) {
-        float8 s = *(float8 *)(scores + t), weight = NAME(exp_of_small)(s - now);
+    VECTOR total = zero;
+    for (long t = 0; t < width; t += LANES) {
+        VECTOR s = *(VECTOR *)(scores + t), weight = NAME(exp_of_small)(s - now);
         if (!is_whole)
             weight = NAME(choose)(s == -INFINITY, zero, weight);
-        *(float8 *)(scores + t) = weight;
+        *(VECTOR *)(scores + t) = weight;
         total += weight;
     }
-    float added = 0;
-    for (int lane = 0; lane < 8; lane++)
-        added += total[lane];
     *most = now;
-    *sum = *sum * kept + added;
+    *sum = *sum * kept + NAME(sum_of_lanes)(total);
     return kept;
 }
 
@@ -176,7 +156,7 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
     }
     memset(out, 0, sizeof out);
     struct run run[TILE];
-    const int groups = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const int groups = (rows + ROWS - 1) / ROWS;
     const long end = start + (first + rows - 1) / group + 1;
     long begin = start + first / group - a->window + 1;
     begin = a->window > 0 && begin > 0 ? begin / TILE * TILE : 0;
@@ -193,8 +173,8 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
             float kept = NAME(softmax)(scores + r * SCORE_STRIDE, to - from, low, position + 1 - from, a->softcap,
                                        most + r, sum + r);
             if (kept != 1)
-                for (long d = 0; d < a->value_dim; d += 8)
-                    *(float8 *)(out + r * a->value_dim + d) *= kept;
+                for (long d = 0; d < a->value_dim; d += LANES)
+                    *(VECTOR *)(out + r * a->value_dim + d) *= kept;
         }
         for (int g = 0; g < groups; g++) {
             int r = rows * g / groups, num = rows * (g + 1) / groups - r;

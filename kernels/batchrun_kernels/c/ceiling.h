@@ -18,17 +18,17 @@ static float NAME(read)(const float *x, long n)
     return sum;
 }
 
-/* On every thread `n` times 12 independent multiply-adds of eight floats: 192 n operations a thread. */
+/* On every thread 192 n operations, as multiply-adds of 12 independent vectors. */
 static float NAME(multiply_add)(long n)
 {
     float sum = 0;
 #pragma omp parallel reduction(+ : sum)
     {
-        float8 acc[12], zero = {0};
+        VECTOR acc[12], zero = {0};
         /* Unequal, or the compiler would see that one chain is enough. */
         for (int v = 0; v < 12; v++)
             acc[v] = zero + (float)v;
-        for (long i = 0; i < n; i++)
+        for (long i = 0; i < n * 8 / LANES; i++)
 #pragma GCC unroll 12
             for (int v = 0; v < 12; v++)
                 acc[v] = acc[v] * 0.5f + 1.0f;

@@ -4,8 +4,8 @@
 INLINE void NAME(add)(const float *x, float *sum, long n)
 {
     long i = 0;
-    for (; i + 8 <= n; i += 8)
-        *(float8 *)(sum + i) += *(const float8 *)(x + i);
+    for (; i + LANES <= n; i += LANES)
+        *(VECTOR *)(sum + i) += *(const VECTOR *)(x + i);
     for (; i < n; i++)
         sum[i] += x[i];
 }
@@ -30,30 +30,28 @@ static void NAME(rms_norm)(const float *x, float *sum, const float *weight, floa
         const float *from = sum ? sum + row * n : x + row * n;
         if (sum)
             NAME(add)(x + row * n, sum + row * n, n);
-        float8 squares = {0};
+        VECTOR squares = {0};
         float rest = 0;
         long i = 0;
-        for (; i + 8 <= n; i += 8) {
-            float8 some = *(const float8 *)(from + i);
+        for (; i + LANES <= n; i += LANES) {
+            VECTOR some = *(const VECTOR *)(from + i);
             squares += some * some;
         }
         for (; i < n; i++)
             rest += from[i] * from[i];
-        for (int lane = 0; lane < 8; lane++)
-            rest += squares[lane];
-        float scale = 1 / sqrtf(rest / n + eps);
+        float scale = 1 / sqrtf((rest + NAME(sum_of_lanes)(squares)) / n + eps);
         float *to = y + row * n;
-        for (i = 0; i + 8 <= n; i += 8)
-            *(float8 *)(to + i) = *(const float8 *)(from + i) * scale * *(const float8 *)(weight + i);
+        for (i = 0; i + LANES <= n; i += LANES)
+            *(VECTOR *)(to + i) = *(const VECTOR *)(from + i) * scale * *(const VECTOR *)(weight + i);
         for (; i < n; i++)
             to[i] = from[i] * scale * weight[i];
     }
 }
 
 /* act(gate) * up: silu(g) is g / (1 + exp(-g)), and gelu by tanh is g / (1 + exp(-2z)) with z what is in its tanh. */
-INLINE float8 NAME(gated)(float8 gate, float8 up, int is_gelu)
+INLINE VECTOR NAME(gated)(VECTOR gate, VECTOR up, int is_gelu)
 {
-    float8 z = gate;
+    VECTOR z = gate;
     if (is_gelu)
         z = gate * (gate * gate * 0.044715f + 1.0f) * 1.5957691216f;
     return gate / (NAME(exp)(-z) + 1.0f) * up;
@@ -67,10 +65,10 @@ static void NAME(glu)(const float *gate_up, float *y, long m, long n, int is_gel
         const float *gate = gate_up + row * 2 * n, *up = gate + n;
         float *to = y + row * n;
         long i = 0;
-        for (; i + 8 <= n; i += 8)
-            *(float8 *)(to + i) = NAME(gated)(*(const float8 *)(gate + i), *(const float8 *)(up + i), is_gelu);
+        for (; i + LANES <= n; i += LANES)
+            *(VECTOR *)(to + i) = NAME(gated)(*(const VECTOR *)(gate + i), *(const VECTOR *)(up + i), is_gelu);
         if (i < n) {
-            float8 last_gate = {0}, last_up = {0}, last;
+            VECTOR last_gate = {0}, last_up = {0}, last;
             memcpy(&last_gate, gate + i, (n - i) * sizeof(float));
             memcpy(&last_up, up + i, (n - i) * sizeof(float));
             last = NAME(gated)(last_gate, last_up, is_gelu);

@@ -2,9 +2,11 @@
 
 #define COLUMN uint16_t
 
-INLINE float8 NAME(wide)(const uint16_t *x)
+INLINE VECTOR NAME(wide)(const uint16_t *x)
 {
-#ifdef INTRINSICS
+#if defined(INTRINSICS) && LANES == 16
+    return (VECTOR)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
+#elif defined(INTRINSICS)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x));
 #else
     /* The exponent's bias differs by 112, and a multiplication makes numbers of what has no exponent, too. */

@@ -2,9 +2,9 @@
 
 #define COLUMN float
 
-INLINE float8 NAME(wide)(const float *x)
+INLINE VECTOR NAME(wide)(const float *x)
 {
-    return *(const float8 *)x;
+    return *(const VECTOR *)x;
 }
 
 INLINE float NAME(narrow)(float x)

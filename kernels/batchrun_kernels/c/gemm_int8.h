@@ -4,70 +4,76 @@
  * sums are exact: a row's bits depend neither on the rows beside it nor on the threads.
  */
 
-/* Half a second-level cache of 512 KiB, for a block's part of x. */
-#define BLOCK_BYTES 262144
+/* As many bytes of x in a block. */
+#define BLOCK_BYTES (4 * 8192 * LANES)
 
-INLINE short16 NAME(widened)(const int8_t *from)
+/* Panels that are multiplied at once, in two vectors of every row. */
+#define PANELS (2 * LANES / WIDTH)
+
+/* 2 * LANES numbers of 8 bits. */
+INLINE SHORTS NAME(widened)(const int8_t *from)
 {
-#ifdef INTRINSICS
-    return (short16)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+#if defined(INTRINSICS) && LANES == 16
+    return (SHORTS)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(INTRINSICS)
+    return (SHORTS)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
 #else
-    return __builtin_convertvector(*(const byte16 *)from, short16);
+    return __builtin_convertvector(*(const byte16 *)from, SHORTS);
 #endif
 }
 
-/* The sums of neighbouring products. */
-INLINE int8 NAME(pair_sums)(short16 a, short16 b)
+/* `sums` and the products of a's and b's neighbouring pairs. */
+INLINE INTS NAME(add_pairs)(INTS sums, SHORTS a, SHORTS b)
 {
-#ifdef INTRINSICS
-    return (int8)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#if defined(INTRINSICS) && LANES == 16
+    return (INTS)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif defined(INTRINSICS)
+    return sums + (INTS)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
-    int8 sums;
-    for (int lane = 0; lane < 8; lane++)
-        sums[lane] = a[2 * lane] * b[2 * lane] + a[2 * lane + 1] * b[2 * lane + 1];
+    for (int lane = 0; lane < LANES; lane++)
+        sums[lane] += a[2 * lane] * b[2 * lane] + a[2 * lane + 1] * b[2 * lane + 1];
     return sums;
 #endif
 }
 
-/* acc[rows][16] += two numbers of each row times two of each of a panel's outputs. */
-INLINE void NAME(int8_step)(int8 acc[MAX_ROWS][2], const int rows, const int16_t *x, long stride, const int8_t *panel)
-{
-    const short16 low = NAME(widened)(panel), high = NAME(widened)(panel + WIDTH);
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-        int pair;
-        memcpy(&pair, x + r * stride, sizeof pair);
-        const short16 both = (short16)((int8){0} + pair);
-        acc[r][0] += NAME(pair_sums)(low, both);
-        acc[r][1] += NAME(pair_sums)(high, both);
-    }
-}
-
-/* acc[rows][16] = x[rows][2 * pairs] times a panel; as much from `ahead` on is prefetched. */
-INLINE void NAME(int8_accumulate)(int8 acc[MAX_ROWS][2], const int rows, const int16_t *x, const int8_t *panel,
-                                  long pairs, const int8_t *ahead)
+/* acc[rows][vectors] of LANES outputs += x[rows][2 * pairs] times their weights, vectors `apart` numbers from each
+ * other; as many as one vector's are prefetched from `ahead` on. */
+INLINE void NAME(int8_accumulate)(INTS acc[ROWS][2], const int rows, const int vectors, const int16_t *x,
+                                  const int8_t *panel, long apart, long pairs, const int8_t *ahead)
 {
     const long stride = 2 * pairs;
     for (long p = 0; p < pairs; p++, x += 2, panel += 2 * WIDTH, ahead += 2 * WIDTH) {
         __builtin_prefetch(ahead, 0, 2);
-        NAME(int8_step)(acc, rows, x, stride, panel);
+        const SHORTS low = NAME(widened)(panel), high = vectors > 1 ? NAME(widened)(panel + apart) : low;
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            int pair;
+            memcpy(&pair, x + r * stride, sizeof pair);
+            const SHORTS both = (SHORTS)((INTS){0} + pair);
+            acc[r][0] = NAME(add_pairs)(acc[r][0], low, both);
+            if (vectors > 1)
+                acc[r][1] = NAME(add_pairs)(acc[r][1], high, both);
+        }
     }
 }
 
-INLINE void NAME(int8_rows)(const int rows, const struct product_int8 *a, long row, long p, const int8_t *ahead)
+INLINE void NAME(int8_rows)(const int rows, const int vectors, const struct product_int8 *a, long row, long p,
+                            const int8_t *ahead)
 {
-    int8 acc[MAX_ROWS][2] = {0};
-    const long column = p * WIDTH, width = a->n - column < WIDTH ? a->n - column : WIDTH;
-    NAME(int8_accumulate)(acc, rows, a->x + row * 2 * a->pairs, a->packed + p * a->pairs * 2 * WIDTH, a->pairs, ahead);
+    INTS acc[ROWS][2] = {0};
+    const long column = p * WIDTH, full = vectors * LANES, width = a->n - column < full ? a->n - column : full;
+    const long apart = PANELS > 1 ? a->pairs * 2 * WIDTH : 2 * LANES;
+    NAME(int8_accumulate)(acc, rows, vectors, a->x + row * 2 * a->pairs, a->packed + p * a->pairs * 2 * WIDTH, apart,
+                          a->pairs, ahead);
     const float *scales = a->scales + column;
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
-        float y[WIDTH], *to = width < WIDTH ? y : a->y + (row + r) * a->n + column;
+        float y[2 * LANES], *to = width < full ? y : a->y + (row + r) * a->n + column;
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; v++)
-            *(float8 *)(to + 8 * v) = __builtin_convertvector(acc[r][v], float8) * a->x_scales[row + r] *
-                                      *(const float8 *)(scales + 8 * v);
-        if (width < WIDTH)
+        for (int v = 0; v < vectors; v++)
+            *(VECTOR *)(to + LANES * v) = __builtin_convertvector(acc[r][v], VECTOR) * a->x_scales[row + r] *
+                                          *(const VECTOR *)(scales + LANES * v);
+        if (width < full)
             memcpy(a->y + (row + r) * a->n + column, y, width * sizeof(float));
         if (a->bias)
             for (long j = 0; j < width; j++)
@@ -75,34 +81,41 @@ INLINE void NAME(int8_rows)(const int rows, const struct product_int8 *a, long r
     }
 }
 
-NOINLINE void NAME(int8_tile)(int rows, const struct product_int8 *a, long row, long p, const int8_t *ahead)
+NOINLINE void NAME(int8_pair)(int rows, const struct product_int8 *a, long row, long p, const int8_t *ahead)
 {
-    switch (rows) {
-    case 1: NAME(int8_rows)(1, a, row, p, ahead); break;
-    case 2: NAME(int8_rows)(2, a, row, p, ahead); break;
-    case 3: NAME(int8_rows)(3, a, row, p, ahead); break;
-    case 4: NAME(int8_rows)(4, a, row, p, ahead); break;
-    case 5: NAME(int8_rows)(5, a, row, p, ahead); break;
-    default: NAME(int8_rows)(6, a, row, p, ahead); break;
-    }
+    FOR_ROWS(int8_rows, rows, 2, a, row, p, ahead)
+}
+
+NOINLINE void NAME(int8_single)(int rows, const struct product_int8 *a, long row, long p, const int8_t *ahead)
+{
+    FOR_ROWS(int8_rows, rows, 1, a, row, p, ahead)
 }
 
 static void NAME(gemm_int8)(const struct product_int8 *a)
 {
 #pragma omp parallel if (a->m * a->n * a->pairs > SMALL_WORK)
     {
-        struct share share = share_of(a->m, a->n, BLOCK_BYTES / (4 * a->pairs));
+        struct share share = share_of(a->m, a->n, ROWS, BLOCK_BYTES / (4 * a->pairs));
         struct part part;
         while (next_part(&share, &part))
-            for (long p = part.from; p < part.to; p++)
+            for (long p = part.from, panels; p < part.to; p += panels) {
+                panels = part.to - p < PANELS ? part.to - p : PANELS;
                 for (long g = part.low; g < part.high; g++) {
                     const long row = group_row(a->m, share.groups, g);
-                    const long following = g == part.low && p + 1 < part.to ? p + 1 : p;
-                    NAME(int8_tile)((int)(group_row(a->m, share.groups, g + 1) - row), a, row, p,
-                                    a->packed + following * a->pairs * 2 * WIDTH);
+                    const int rows = (int)(group_row(a->m, share.groups, g + 1) - row);
+                    const long turn = g - part.low;
+                    const long following = turn < panels && p + panels + turn < part.to ? p + panels + turn : p;
+                    const int8_t *ahead = a->packed + following * a->pairs * 2 * WIDTH;
+                    if (panels * WIDTH > LANES)
+                        NAME(int8_pair)(rows, a, row, p, ahead);
+                    else
+                        NAME(int8_single)(rows, a, row, p, ahead);
                 }
+            }
     }
 }
+#undef PANELS
+#undef BLOCK_BYTES
 
 /* x[m][k] as integers of at most `most`: rounded [m][2 * pairs], zero behind k, times scales [m]. The scale of a row
  * that is not finite is NaN. */
@@ -112,19 +125,15 @@ static void NAME(round_rows)(const float *x, int16_t *rounded, float *scales, lo
     for (long row = 0; row < m; row++) {
         const float *from = x + row * k;
         int16_t *to = rounded + row * 2 * pairs;
-        const float8 zero = {0}, magic = zero + 12582912.0f;
-        float8 largest = zero, flaw = zero;
-        float most_here = 0, flaws = 0;
+        const VECTOR zero = {0}, magic = zero + 12582912.0f;
+        VECTOR largest = zero, flaw = zero;
         long i = 0;
-        for (; i + 8 <= k; i += 8) {
-            float8 some = *(const float8 *)(from + i);
-            largest = NAME(larger)((float8)((int8)some & 0x7fffffff), largest);
+        for (; i + LANES <= k; i += LANES) {
+            VECTOR some = *(const VECTOR *)(from + i);
+            largest = NAME(larger)((VECTOR)((INTS)some & 0x7fffffff), largest);
             flaw += some * 0.0f;
         }
-        for (int lane = 0; lane < 8; lane++) {
-            most_here = largest[lane] > most_here ? largest[lane] : most_here;
-            flaws += flaw[lane];
-        }
+        float most_here = NAME(largest_lane)(largest), flaws = NAME(sum_of_lanes)(flaw);
         for (; i < k; i++) {
             most_here = fabsf(from[i]) > most_here ? fabsf(from[i]) : most_here;
             flaws += from[i] * 0.0f;
@@ -135,9 +144,9 @@ static void NAME(round_rows)(const float *x, int16_t *rounded, float *scales, lo
             continue;
         }
         const float factor = most / most_here;
-        for (i = 0; i + 8 <= k; i += 8) {
-            float8 some = *(const float8 *)(from + i) * factor + magic;
-            *(short8 *)(to + i) = __builtin_convertvector((int8)some - (int8)magic, short8);
+        for (i = 0; i + LANES <= k; i += LANES) {
+            VECTOR some = *(const VECTOR *)(from + i) * factor + magic;
+            *(NARROW *)(to + i) = __builtin_convertvector((INTS)some - (INTS)magic, NARROW);
         }
         for (; i < k; i++)
             to[i] = (int16_t)lrintf(from[i] * factor);

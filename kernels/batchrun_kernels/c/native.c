@@ -1,4 +1,5 @@
-/* The kernels that Python calls through ctypes: each compiled for AVX2 with FMA and portably, chosen at run time.
+/* The kernels that Python calls through ctypes: each compiled for AVX-512 with VNNI, for AVX2 with FMA and portably, chosen
+ * at run time.
  *
  * Plain C with gcc's vector types; knows neither Python nor torch. Threads are OpenMP's: loaded after torch, the
  * library shares torch's own pool, whose libgomp.so.1 is found by its name.
@@ -13,7 +14,7 @@
 #endif
 
 /* Counts up whenever a function's arguments change, so that an old library is never called with new ones. */
-#define VERSION 4
+#define VERSION 5
 
 /* Multiply-adds that are not worth waking a thread for. */
 #define SMALL_WORK (1L << 16)
@@ -31,6 +32,26 @@ typedef int int8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int16_t short16 __attribute__((vector_size(32), aligned(2), may_alias));
 typedef int16_t short8 __attribute__((vector_size(16), aligned(2), may_alias));
 typedef int8_t byte16 __attribute__((vector_size(16), aligned(1), may_alias));
+
+/* The same with 16 lanes. */
+typedef float float_x16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int int_x16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int16_t short_x32 __attribute__((vector_size(64), aligned(2), may_alias));
+
+/* Calls the function with `rows` as a constant: of a set of instructions that has registers for 6 or 12 rows. */
+#define CASE(function, rows, ...)                                                                                     \
+    case rows: NAME(function)(rows, __VA_ARGS__); break;
+#define SIX_CASES(function, ...)                                                                                      \
+    CASE(function, 1, __VA_ARGS__) CASE(function, 2, __VA_ARGS__) CASE(function, 3, __VA_ARGS__)                      \
+    CASE(function, 4, __VA_ARGS__) CASE(function, 5, __VA_ARGS__) CASE(function, 6, __VA_ARGS__)
+#define FOR_6(function, rows, ...)                                                                                    \
+    switch (rows) { SIX_CASES(function, __VA_ARGS__) }
+#define FOR_12(function, rows, ...)                                                                                   \
+    switch (rows) {                                                                                                   \
+        SIX_CASES(function, __VA_ARGS__)                                                                              \
+        CASE(function, 7, __VA_ARGS__) CASE(function, 8, __VA_ARGS__) CASE(function, 9, __VA_ARGS__)                  \
+        CASE(function, 10, __VA_ARGS__) CASE(function, 11, __VA_ARGS__) CASE(function, 12, __VA_ARGS__)               \
+    }
 
 #include "share.h"
 
@@ -127,74 +148,79 @@ struct pass {
     int half; /* keys and values are float16 */
 };
 
+#define JOINED(x, y) x##_##y
+#define JOIN(x, y) JOINED(x, y)
+
 #if defined(__x86_64__)
+#define INTRINSICS
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
+#define SET avx512
+#define VECTOR float_x16
+#define INTS int_x16
+#define SHORTS short_x32
+#define NARROW short16
+#define LANES 16
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#define ROWS 12
+#define FOR_ROWS FOR_12
+#include "kernels.h"
+#pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
-#define INTRINSICS
-#define NAME(x) x##_avx2
-#include "float32.h"
-#include "tile.h"
-#include "gemm.h"
-#include "exp.h"
-#include "gemm_int8.h"
-#include "elementwise.h"
-#include "attention.h"
-#include "write.h"
-#include "ceiling.h"
-#undef NAME
-#undef COLUMN
-#define NAME(x) x##_half_avx2
-#include "float16.h"
-#include "tile.h"
-#include "exp.h"
-#include "attention.h"
-#include "write.h"
-#undef NAME
-#undef COLUMN
-#undef INTRINSICS
+#define SET avx2
+#define VECTOR float8
+#define INTS int8
+#define SHORTS short16
+#define NARROW short8
+#define LANES 8
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
+#define ROWS 6
+#define FOR_ROWS FOR_6
+#include "kernels.h"
 #pragma GCC pop_options
-#define HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+#undef INTRINSICS
 #endif
 
-#define NAME(x) x##_portable
-#include "float32.h"
-#include "tile.h"
-#include "gemm.h"
-#include "exp.h"
-#include "gemm_int8.h"
-#include "elementwise.h"
-#include "attention.h"
-#include "write.h"
-#include "ceiling.h"
-#undef NAME
-#undef COLUMN
-#define NAME(x) x##_half_portable
-#include "float16.h"
-#include "tile.h"
-#include "exp.h"
-#include "attention.h"
-#include "write.h"
-#undef NAME
-#undef COLUMN
+#define SET portable
+#define VECTOR float8
+#define INTS int8
+#define SHORTS short16
+#define NARROW short8
+#define LANES 8
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
+#define ROWS 6
+#define FOR_ROWS FOR_6
+#include "kernels.h"
 
-static int portable_only;
+enum instructions { PORTABLE, AVX2, AVX512 };
+
+static enum instructions most = AVX512;
 
 #if defined(__x86_64__)
-#define CALL(function, ...) (use_avx2() ? function##_avx2(__VA_ARGS__) : function##_portable(__VA_ARGS__))
-#define CALL_HALF(function, ...)                                                                                      \
-    (use_avx2() ? function##_half_avx2(__VA_ARGS__) : function##_half_portable(__VA_ARGS__))
-static int use_avx2(void) { return !portable_only && HAS_AVX2; }
-const char *batchrun_instructions(void) { return use_avx2() ? "avx2" : "portable"; }
+#define HAS(name) __builtin_cpu_supports(name)
+static enum instructions chosen(void)
+{
+    if (most >= AVX512 && HAS("avx512f") && HAS("avx512bw") && HAS("avx512dq") && HAS("avx512vl") && HAS("avx512vnni"))
+        return AVX512;
+    return most >= AVX2 && HAS("avx2") && HAS("fma") && HAS("f16c") ? AVX2 : PORTABLE;
+}
+#define CALL_OF(set, function, ...)                                                                                   \
+    (set == AVX512 ? function##_avx512(__VA_ARGS__)                                                                   \
+                   : set == AVX2 ? function##_avx2(__VA_ARGS__) : function##_portable(__VA_ARGS__))
 #else
-#define CALL(function, ...) function##_portable(__VA_ARGS__)
-#define CALL_HALF(function, ...) function##_half_portable(__VA_ARGS__)
-const char *batchrun_instructions(void) { return "portable"; }
+static enum instructions chosen(void) { return PORTABLE; }
+#define CALL_OF(set, function, ...) function##_portable(__VA_ARGS__)
 #endif
+#define CALL(function, ...) CALL_OF(chosen(), function, __VA_ARGS__)
 
 int batchrun_version(void) { return VERSION; }
 
-/* 1: from now on what every processor has, 0: the best again. */
-void batchrun_portable(int only) { portable_only = only; }
+/* From now on no better instructions than these. */
+void batchrun_at_most(int instructions) { most = (enum instructions)instructions; }
+
+/* Those in use. */
+int batchrun_instructions(void) { return chosen(); }
 
 int batchrun_threads(void) { return omp_get_max_threads(); }
 
@@ -234,16 +260,18 @@ void batchrun_rope(const float *x, long token_stride, long head_stride, const fl
 /* `half`: keys and values are float16, else float32. */
 void batchrun_attend(const struct attend *arguments, int half)
 {
+    /* Where values are taken by sixteen, there must be no eight left. */
+    const enum instructions set = arguments->value_dim % 16 && chosen() == AVX512 ? AVX2 : chosen();
     if (half)
-        CALL_HALF(attend, arguments);
+        CALL_OF(set, attend_half, arguments);
     else
-        CALL(attend, arguments);
+        CALL_OF(set, attend, arguments);
 }
 
 void batchrun_write(const struct written *arguments, int half)
 {
     if (half)
-        CALL_HALF(write, arguments);
+        CALL(write_half, arguments);
     else
         CALL(write, arguments);
 }

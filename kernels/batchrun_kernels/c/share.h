@@ -1,12 +1,11 @@
 /* How the threads of a product share out its work: pairs of a block of rows and a panel of outputs. */
 
-#define MAX_ROWS 6
 #define WIDTH 16
-/* Groups of rows that a block has at most. */
-#define BLOCK_GROUPS 20
+/* Rows that a block has at most. */
+#define BLOCK_ROWS 168
 
-/* A thread's pairs `begin ... end`, block by block. Rows are taken in groups of at most 6, which share registers, and
- * groups in blocks whose part of x stays in the second-level cache while the panels pass over it. */
+/* A thread's pairs `begin ... end`, block by block. Rows are taken in groups, which share registers, and groups in
+ * blocks whose part of x stays in the second-level cache while the panels pass over it. */
 struct share {
     long groups, blocks, panels, begin, end;
 };
@@ -16,11 +15,11 @@ struct part {
     long low, high, from, to;
 };
 
-/* The calling thread's share of m rows by n outputs, with at most `fitting` rows in a block. */
-static struct share share_of(long m, long n, long fitting)
+/* The calling thread's share of m rows by n outputs, with at most `fitting` rows in a block and `rows` in a group. */
+static struct share share_of(long m, long n, long rows, long fitting)
 {
-    struct share s = {.groups = (m + MAX_ROWS - 1) / MAX_ROWS, .panels = (n + WIDTH - 1) / WIDTH};
-    long most = fitting / MAX_ROWS < BLOCK_GROUPS ? fitting / MAX_ROWS : BLOCK_GROUPS;
+    struct share s = {.groups = (m + rows - 1) / rows, .panels = (n + WIDTH - 1) / WIDTH};
+    long most = (fitting < BLOCK_ROWS ? fitting : BLOCK_ROWS) / rows;
     most = most > 0 ? most : 1;
     s.blocks = (s.groups + most - 1) / most;
     s.begin = s.blocks * s.panels * omp_get_thread_num() / omp_get_num_threads();

@@ -1,8 +1,9 @@
-"""Repairs of Triton's interpreter, for tests only: bfloat16 products, and what becomes bfloat16 or float8.
+"""Repairs of Triton's interpreter, for tests only: products, and what becomes bfloat16 or float8.
 
 The interpreter keeps bfloat16 as its bits in uint16, multiplies these in `tl.dot`, takes integers for such bits,
 truncates where a GPU rounds to the nearest even, and loses the carry where rounding to float8 reaches the next
-exponent.
+exponent. Its products are a library's, whose order of addition depends on how the factors lie in memory, as a GPU's
+does not.
 """
 
 from typing import Any
@@ -28,7 +29,7 @@ def repair() -> None:
     )
 
     def repaired_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return dot(self, _widened(a), _widened(b), *rest)
+        return dot(self, _in_order(_widened(a)), _in_order(_widened(b)), *rest)
 
     def repaired_cast(self: Any, src: Any, dst_type: Any) -> Any:
         # Not `or`: a handle is false where an element is zero.
@@ -50,6 +51,10 @@ def _widened(handle: Any) -> Any:
     if handle.dtype.scalar != tl.bfloat16:
         return handle
     return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+
+def _in_order(handle: Any) -> Any:
+    return TensorHandle(np.ascontiguousarray(handle.data), handle.dtype)
 
 
 def _rounded(src: Any, dst_type: Any) -> Any:
