@@ -14,14 +14,15 @@ INLINE void NAME(scores_of)(const int rows, const struct run *run, int runs, con
                             float *c, int fetches)
 {
     for (int i = 0; i < runs; c += run[i++].length) {
-        const COLUMN *keys = run[i].keys;
-        const float *next = fetches ? run[i].values : 0;
+        const COLUMN *keys = run[i].keys, *values = run[i].values;
+        const float *next = fetches ? (const float *)values : 0;
+        const float *end = fetches ? (const float *)(values + run[i].length * a->value_dim) : 0;
         VECTOR acc[ROWS][2] = {0};
         if (run[i].length > LANES) {
-            NAME(accumulate)(acc, rows, 2, q, a->key_dim, keys, LANES, a->block_size, a->key_dim, next, KV_LINES);
+            NAME(accumulate)(acc, rows, 2, q, a->key_dim, keys, LANES, a->block_size, a->key_dim, next, end, KV_LINES);
             NAME(store)(acc, rows, 2, c, SCORE_STRIDE);
         } else {
-            NAME(accumulate)(acc, rows, 1, q, a->key_dim, keys, 0, a->block_size, a->key_dim, next, KV_LINES);
+            NAME(accumulate)(acc, rows, 1, q, a->key_dim, keys, 0, a->block_size, a->key_dim, next, end, KV_LINES);
             NAME(store)(acc, rows, 1, c, SCORE_STRIDE);
         }
     }
@@ -42,9 +43,11 @@ INLINE void NAME(weighted)(const int rows, const int vectors, const struct run *
     for (int i = 0; i < runs; i++) {
         /* The keys of the next tile come while the values of this one are read: a part with every pair of vectors. */
         const COLUMN *values = run[i].values, *ahead = run[i].next;
-        const float *next = fetches && ahead ? (const float *)(ahead + column * run[i].length) : 0;
+        const int has_next = fetches && ahead;
+        const float *next = has_next ? (const float *)(ahead + column * run[i].length) : 0;
+        const float *end = has_next ? (const float *)(ahead + (column + vectors * LANES) * run[i].length) : 0;
         NAME(accumulate)(acc, rows, vectors, weights, SCORE_STRIDE, values + column, LANES, value_dim, run[i].length,
-                         next, KV_LINES * LANES / 8);
+                         next, end, KV_LINES * LANES / 8);
         weights += run[i].length;
     }
     NAME(store)(acc, rows, vectors, out + column, value_dim);

@@ -15,25 +15,25 @@
 /* c[rows][16 * panels] (+)= a[rows][k] times the same piece b[k][16] of panels that begin `apart` floats from each
  * other; `first` starts from zero instead of from c. */
 INLINE void NAME(gemm_rows)(const int rows, const int vectors, const float *a, long lda, const float *b, long apart,
-                            long k, float *c, long ldc, int first, const float *next, long lines)
+                            long k, float *c, long ldc, int first, const float *next, const float *end, long lines)
 {
     VECTOR acc[ROWS][2] = {0};
     if (!first)
         NAME(load)(acc, rows, vectors, c, ldc);
-    NAME(accumulate)(acc, rows, vectors, a, lda, b, apart, WIDTH, k, next, lines);
+    NAME(accumulate)(acc, rows, vectors, a, lda, b, apart, WIDTH, k, next, end, lines);
     NAME(store)(acc, rows, vectors, c, ldc);
 }
 
 NOINLINE void NAME(gemm_pair)(int rows, const float *a, long lda, const float *b, long apart, long k, float *c,
-                              long ldc, int first, const float *next, long lines)
+                              long ldc, int first, const float *next, const float *end, long lines)
 {
-    FOR_ROWS(gemm_rows, rows, 2, a, lda, b, apart, k, c, ldc, first, next, lines)
+    FOR_ROWS(gemm_rows, rows, 2, a, lda, b, apart, k, c, ldc, first, next, end, lines)
 }
 
 NOINLINE void NAME(gemm_single)(int rows, const float *a, long lda, const float *b, long k, float *c, long ldc,
-                                int first, const float *next, long lines)
+                                int first, const float *next, const float *end, long lines)
 {
-    FOR_ROWS(gemm_rows, rows, 1, a, lda, b, 0, k, c, ldc, first, next, lines)
+    FOR_ROWS(gemm_rows, rows, 1, a, lda, b, 0, k, c, ldc, first, next, end, lines)
 }
 
 /* The outputs of `panels` from panel `p` on for the groups `low ... high`, carried on over `piece` steps of k from
@@ -51,18 +51,19 @@ static void NAME(gemm_panels)(const struct product *a, long low, long high, long
     if (width < full && start)
         for (long r = 0; r < rows; r++)
             memcpy(aside + r * full, y + r * a->n, width * sizeof(float));
-    /* All of `next` in as few groups as there are. */
-    const long lines = (high - low == 1 ? 4 : high - low < 4 ? 2 : 1) * panels;
+    /* Every group takes its share of `next`, evenly: memory is read as long as there is something to compute. */
+    const long groups = high - low, ahead = piece * panels, lines = (4 * panels + groups - 1) / groups;
     for (long g = low; g < high; g++) {
-        const long row = group_row(a->m, a->groups, g), turn = g - low;
+        const long row = group_row(a->m, a->groups, g);
         const int num = (int)(group_row(a->m, a->groups, g + 1) - row);
         const float *x = a->x + row * a->k + start;
-        const float *ahead = next && turn < 4 * panels / lines ? next + turn * (piece / 4) * lines * WIDTH : 0;
+        const float *from = next ? next + ahead * (g - low) / groups * WIDTH : 0;
+        const float *to = next ? next + ahead * (g - low + 1) / groups * WIDTH : 0;
         if (panels * WIDTH > LANES)
             NAME(gemm_pair)(num, x, a->k, panel, panels > 1 ? a->k * WIDTH : LANES, piece, c + (row - first) * ldc, ldc,
-                            start == 0, ahead, lines);
+                            start == 0, from, to, lines);
         else
-            NAME(gemm_single)(num, x, a->k, panel, piece, c + (row - first) * ldc, ldc, start == 0, ahead, lines);
+            NAME(gemm_single)(num, x, a->k, panel, piece, c + (row - first) * ldc, ldc, start == 0, from, to, lines);
     }
     const float *bias = start + piece == a->k ? a->bias : 0;
     if (!bias && width == full)

@@ -8,17 +8,18 @@
 
 /* acc[r][v] += a[r * lda + k] * b[k * ldb + v * apart ... + LANES) for k in 0 ... n.
  *
- * `rows` and `vectors` are constants where it is called. `next`, when not null, is prefetched: `lines` (1, 2, 4 or 8)
- * cache lines every four steps of k.
+ * `rows` and `vectors` are constants where it is called. `lines` cache lines are prefetched every four steps of k, from
+ * `next` on up to `end`.
  */
 INLINE void NAME(accumulate)(VECTOR acc[ROWS][2], const int rows, const int vectors, const float *a, long lda,
-                             const COLUMN *b, long apart, long ldb, long n, const float *next, long lines)
+                             const COLUMN *b, long apart, long ldb, long n, const float *next, const float *end,
+                             long lines)
 {
     long k = 0;
     /* A pointer to every third row, so that few registers address all of them. */
     const float *third[4] = {a, a + 3 * lda, a + 6 * lda, a + 9 * lda};
     for (; k + 4 <= n; k += 4) {
-        if (next) {
+        if (next < end) {
             for (long line = 0; line < lines; line++)
                 __builtin_prefetch(next + 16 * line, 0, 2);
             next += 16 * lines;
