@@ -10,26 +10,23 @@ from batchrun.outcome import Outcome
 
 if TYPE_CHECKING:
     from batchrun.plan.plan import Plan, PlanSummary
+    from batchrun.plan.sharing import Sharing
     from batchrun.tune.simulation import Estimate
 
 _SAMPLE_LINES = 12
 _SAMPLE_WIDTH = 100
 
 
-def plan_text(plan: "Plan", estimate: "Estimate | None") -> str:
+def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> str:
     """What will run, what it costs and what one prompt looks like; `estimate` is None where nothing was measured."""
     summary = plan.summary
     row = "" if summary.longest_prompt_row is None else f" (row {summary.longest_prompt_row})"
-    computed = f"{summary.unique_prompt_tokens:,} to compute"
     lines = [
         ("rows", joined(f"{summary.num_unique:,} to run", failed(summary.errors), _reused(summary.num_duplicates))),
         *(("", one_line(f"{name}: {message}")) for name, message in sorted(summary.error_examples.items())),
         ("prompts", one_line(f"{summary.prompt_tokens:,} tokens · {summary.prompt_source}")),
         ("longest", f"{summary.longest_prompt:,} tokens{row} · {summary.longest_len:,} with its output"),
-        (
-            "prefixes",
-            f"save {summary.saved_tokens:,} ({_share(summary.saved_tokens, summary.prompt_tokens)}) · {computed}",
-        ),
+        ("prefixes", _prefixes(summary, sharing)),
         ("output", f"at most {summary.max_tokens_total:,} tokens"),
         ("KV", _kv(summary)),
         ("time", _time(estimate)),
@@ -39,13 +36,14 @@ def plan_text(plan: "Plan", estimate: "Estimate | None") -> str:
     return aligned(lines)
 
 
-def plan_as_dict(plan: "Plan", estimate: "Estimate | None") -> dict[str, Any]:
+def plan_as_dict(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> dict[str, Any]:
     """The same for JSON."""
     derived = {
         "num_errors": plan.summary.num_errors,
         "saved_tokens": plan.summary.saved_tokens,
         "units": len(plan.units),
         "folder": str(plan.folder),
+        "prefix_caching": asdict(sharing),
         "estimate": None if estimate is None else asdict(estimate),
     }
     return asdict(plan.summary) | derived
@@ -60,12 +58,12 @@ def summary_text(outcome: Outcome) -> str:
     preempted = f"{outcome.preemptions:,}"
     if outcome.preemptions:
         preempted += f" · {size(outcome.swapped_bytes)} swapped · {outcome.recomputed_tokens:,} tokens recomputed"
+    hit = f"prefix hit {outcome.hit_rate:.1%}" if outcome.shares_prefixes else "prefix caching off"
     guessed = f"{outcome.accepted_tokens:,} of {outcome.drafted_tokens:,} tokens guessed ahead were right"
     return aligned(
         [
             ("rows", rows),
-            ("prompts", f"{outcome.prompt_tokens:,} tokens · prefix hit {outcome.hit_rate:.1%} · "
-                        f"{outcome.computed_tokens:,} computed"),
+            ("prompts", f"{outcome.prompt_tokens:,} tokens · {hit} · {outcome.computed_tokens:,} computed"),
             ("output", f"{outcome.output_tokens:,} tokens · {rate:,.1f} tok/s"),
             *([("guessed", guessed)] if outcome.drafted_tokens else []),
             ("preempted", preempted),
@@ -74,6 +72,13 @@ def summary_text(outcome: Outcome) -> str:
             *latency_lines(outcome.latencies.summary()),
         ]
     )  # fmt: skip
+
+
+def _prefixes(summary: "PlanSummary", sharing: "Sharing") -> str:
+    if not sharing.is_on:
+        return joined("not shared", sharing.reason)
+    saved = f"save {summary.saved_tokens:,} ({_share(summary.saved_tokens, summary.prompt_tokens)})"
+    return joined(saved, f"{summary.unique_prompt_tokens:,} to compute")
 
 
 def _reused(num_duplicates: int) -> str:

@@ -23,6 +23,7 @@ from batchrun.observe.events import Observe
 from batchrun.observe.log import LOGGER, logging_to
 from batchrun.observe.progress import make_observer
 from batchrun.outcome import Outcome
+from batchrun.plan.sharing import decide
 from batchrun.stop import StopRequest
 
 
@@ -42,8 +43,9 @@ def plan(**given: Any) -> None:
 
     with talking(console) as observe:
         made = lifecycle.plan(job, observe)
-        estimate = lifecycle.estimate(job, made)
-    click.echo(json.dumps(plan_as_dict(made, estimate)) if console.json else plan_text(made, estimate))
+        estimate, sharing = lifecycle.estimate(job, made), decide(job.prefix_caching, made.summary)
+    shown = json.dumps(plan_as_dict(made, estimate, sharing)) if console.json else plan_text(made, estimate, sharing)
+    click.echo(shown)
 
 
 @click.command(cls=JobCommand, params=job_options())

@@ -78,6 +78,7 @@ Seconds = Annotated[float, BeforeValidator(_seconds)]
 Rate = Annotated[float, BeforeValidator(_rate)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_comma_separated)]
+PrefixCaching = Literal["auto", "on", "off"]
 TokenIdList = Annotated[tuple[int, ...], BeforeValidator(_comma_separated)]
 
 
@@ -168,7 +169,9 @@ class Job(BaseModel):
         "Prompts with more tokens to compute go one at a time, beside short ones (chunked). Default: a step's budget.",
         ge=1,
     )
-    prefix_caching: Literal["on", "off"] = option("Engine", "on", "Share the KV of equal prefixes.")
+    prefix_caching: PrefixCaching = option(
+        "Engine", "auto", "Share the KV of equal prefixes. auto: where the plan finds enough of them to be worth it."
+    )
     speculation: Literal["auto", "off"] = option(
         "Engine", "auto", "Guess tokens that stood in the row before, where a step has room; the text is the same."
     )

@@ -23,6 +23,7 @@ from batchrun.latency import Latencies
 from batchrun.observe.events import Event, Finished, Message, Observe, RunProgress
 from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, load_plan, make_plan
+from batchrun.plan.sharing import decide
 from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
 from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
@@ -247,5 +248,6 @@ def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: f
         elapsed_s=time.monotonic() - began,
         latencies=Latencies.from_dict(opened.store.read_progress().get("latencies", {})),
         already_complete=ran is None,
+        shares_prefixes=plan is None or decide(opened.job.prefix_caching, plan.summary).is_on,
         max_error_rate=opened.job.max_error_rate,
     )

@@ -18,10 +18,10 @@ class Outcome:
     From `prompt_tokens` on the figures are the engine's in this process, zero when the job was `already_complete`:
     of the prompt tokens that it was given, `cached_tokens` came from a shared prefix and `computed_tokens` were
     computed; `recomputed_tokens` were computed again after a preemption; of `drafted_tokens` guessed ahead
-    `accepted_tokens` were right. `run_s` is the time the engine ran, without
-    planning, loading and publishing; `occupancy` the share of the batch's places that held a running row, over all
-    steps. `latencies` are those of all processes that worked on the job. `max_error_rate` is the job's budget, a share
-    of 1; None: no limit.
+    `accepted_tokens` were right. `run_s` is the time the engine ran, without planning, loading and publishing;
+    `occupancy` the share of the batch's places that held a running row, over all steps. `latencies` are those of all
+    processes that worked on the job. Without `shares_prefixes` rows were not to share any. `max_error_rate` is the
+    job's budget, a share of 1; None: no limit.
     """
 
     output: Path
@@ -43,6 +43,7 @@ class Outcome:
     elapsed_s: float = 0.0
     latencies: Latencies = field(default_factory=Latencies)
     already_complete: bool = False
+    shares_prefixes: bool = True
     max_error_rate: float | None = None
 
     @property

@@ -22,6 +22,7 @@ from batchrun.engine.running import Running
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.statistics import Counters
 
+_NOTHING = Prefix(())
 _MAX_SKIPS = 256  # rows that may pass one that does not fit, before it goes first
 
 
@@ -189,7 +190,7 @@ class Admission:
     def _place(self, request: Request, step: NextStep, terms: Terms) -> Prefix | _Refusal:
         """The prefix that a waiting row would start from, or why it does not enter now."""
         tokens = _tokens_of(request)
-        prefix = self._prefix(tokens, step)
+        prefix = self._prefix(tokens, step) if self._blocks.shares_prefixes else _NOTHING
         num_new = len(tokens) - prefix.num_tokens(self._blocks.block_size)
         if terms.lane.is_long(num_new) and any(terms.lane.is_long(step.rest(other)) for other in self._running):
             return _Refusal.LANE
@@ -227,7 +228,7 @@ class Admission:
         partly filled block of the neighbour's prompt, which is not in the tree."""
         prefix = self._blocks.tree.match(tokens, len(tokens) - 1)
         neighbour, block_size = self._neighbour, self._blocks.block_size
-        if neighbour is None or not neighbour.block_table or not self._blocks.tree.is_enabled:
+        if neighbour is None or not neighbour.block_table or not self._blocks.shares_prefixes:
             return prefix
         start = len(prefix.nodes) * block_size
         placed = min(neighbour.num_computed + step.counts.get(neighbour, 0), neighbour.prompt_len)
@@ -239,7 +240,7 @@ class Admission:
     def _is_being_computed(self, tokens: TokenIds, num_matched: int, step: NextStep) -> bool:
         """Whether a running prompt will soon hold a block more of these tokens."""
         soon = num_matched + self._blocks.block_size
-        return any(
+        return self._blocks.shares_prefixes and any(
             step.rest(other) > 1
             and other.node is not None
             and common_len(tokens, other.tokens[: other.prompt_len]) >= soon

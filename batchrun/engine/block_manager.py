@@ -15,13 +15,17 @@ _RUN_TOKENS = 64
 
 
 class BlockManager:
-    """`num_blocks` of `block_size` tokens in the pool, `num_host_slots` of the same size on the host."""
+    """`num_blocks` of `block_size` tokens in the pool, `num_host_slots` of the same size on the host.
 
-    def __init__(self, num_blocks: int, num_host_slots: int, block_size: int, *, prefix_caching: bool) -> None:
+    Unless it `shares_prefixes`, the tree only keeps what sequences had to leave behind, until they are back.
+    """
+
+    def __init__(self, num_blocks: int, num_host_slots: int, block_size: int, *, shares_prefixes: bool) -> None:
         self.block_size = block_size
         self.num_host_slots = num_host_slots
+        self.shares_prefixes = shares_prefixes
         self.pool = BlockPool(num_blocks, run_len=max(1, _RUN_TOKENS // block_size))
-        self.tree = RadixTree(self.pool, block_size, enabled=prefix_caching)
+        self.tree = RadixTree(self.pool, block_size)
         self._free_host_slots = list(range(num_host_slots - 1, -1, -1))
         self._pinned: list[int] = []
 
@@ -95,6 +99,11 @@ class BlockManager:
 
     def publish(self, sequence: Sequence, end: int) -> None:
         """Enters the sequence's full blocks up to `end` into the tree, so that the next rows can share them."""
+        if self.shares_prefixes:
+            self.keep(sequence, end)
+
+    def keep(self, sequence: Sequence, end: int) -> None:
+        """The same for the sequence's own sake, which has to leave and finds them when it is back."""
         size = self.block_size
         while sequence.node is not None and (sequence.num_published + 1) * size <= end:
             at = sequence.num_published

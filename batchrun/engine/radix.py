@@ -48,14 +48,13 @@ class Prefix:
 
 
 class RadixTree:
-    """Prefixes in the pool. With `enabled` false it never holds anything."""
+    """Prefixes in the pool."""
 
-    def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool = True) -> None:
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
         self.root = Node(None, b"", -1, 0)
         self.num_evictable = 0
         self._pool = pool
         self._block_size = block_size
-        self.is_enabled = enabled
         self._node_of: dict[int, Node] = {}
         self._lru: OrderedDict[Node, None] = OrderedDict()  # unreferenced leaves, oldest first
 
@@ -93,9 +92,9 @@ class RadixTree:
                 self._became_unreferenced(node)
 
     def insert(self, parent: Node, tokens: TokenIds, block: int, *, has_future: bool) -> Node | None:
-        """Adds the block behind `parent`; None when the tree holds these tokens already (or is off)."""
+        """Adds the block behind `parent`; None when the tree holds these tokens already."""
         key = tokens.astype(">i4").tobytes()
-        if not self.is_enabled or key in parent.children:
+        if key in parent.children:
             return None
         node = Node(parent, key, block, parent.end + self._block_size)
         node.has_future = has_future

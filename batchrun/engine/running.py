@@ -87,7 +87,7 @@ class Running:
             self._counters.swap_preemptions += 1
         else:
             # What nobody needs the room of until the victim is back need not be computed again.
-            self._blocks.publish(victim, victim.num_computed)
+            self._blocks.keep(victim, victim.num_computed)
             self._counters.recompute_preemptions += 1
         self._blocks.tree.mark_last_reader(victim.node, 0, has_future=True)
         self._blocks.release(victim)

@@ -47,7 +47,7 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int]
     schedule: Schedule = "chunked"
     preemption: Preemption = "auto"
-    prefix_caching: bool = True
+    shares_prefixes: bool = True
     chunk_alignment_tokens: int = 1
     long_row_tokens: int | None = None
     num_free_tokens: int = 0
@@ -59,7 +59,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.blocks = BlockManager(
-            config.num_blocks, config.num_host_slots, config.block_size, prefix_caching=config.prefix_caching
+            config.num_blocks, config.num_host_slots, config.block_size, shares_prefixes=config.shares_prefixes
         )
         self.lengths = OutputLengths()
         self.costs = Costs(bytes_per_token=config.block_bytes / config.block_size)

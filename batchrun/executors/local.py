@@ -11,8 +11,9 @@ from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Runner
 from batchrun.job import Job
-from batchrun.observe.events import Observe
+from batchrun.observe.events import Message, Observe
 from batchrun.plan.plan import Plan
+from batchrun.plan.sharing import decide
 from batchrun.stop import StopRequest
 from batchrun.store.store import Store
 from batchrun.tasks.generate import GenerateTask
@@ -59,8 +60,12 @@ def run(job: Job, plan: Plan, checkpoint: Checkpoint, store: Store, observe: Obs
     max_model_len = min(job.max_model_len or spec.max_model_len, spec.max_model_len)
     _log.info("loading %s", spec.name)
     runner = build_runner(job, checkpoint)
-    engine = Engine(configure(job, runner, spec.eos_token_ids), runner, tokenizer.decode)
-    task = GenerateTask(job, tokenizer, max_model_len)
+    sharing = decide(job.prefix_caching, plan.summary)
+    if sharing.reason:
+        observe(Message("info", f"prefix caching is off: {sharing.reason}"))
+    config = configure(job, runner, spec.eos_token_ids, shares_prefixes=sharing.is_on)
+    engine = Engine(config, runner, tokenizer.decode)
+    task = GenerateTask(job, tokenizer, max_model_len, shares_prefixes=sharing.is_on)
     worker = Worker(engine, task, store, observe, stop, Pace(job.checkpoint_every, job.drain_timeout))
     began = time.monotonic()
     is_complete = worker.run(plan)
@@ -72,7 +77,7 @@ def usual_limits(*, is_gpu: bool) -> Limits:
     return _GPU_LIMITS if is_gpu else _CPU_LIMITS
 
 
-def configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...]) -> SchedulerConfig:
+def configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...], *, shares_prefixes: bool) -> SchedulerConfig:
     """How the job is scheduled on this runner."""
     limits = usual_limits(is_gpu=runner.is_gpu)
     return SchedulerConfig(
@@ -85,7 +90,7 @@ def configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...]) -> Sched
         eos_token_ids=frozenset(eos_token_ids),
         schedule=job.schedule,
         preemption=job.preemption,
-        prefix_caching=job.prefix_caching == "on",
+        shares_prefixes=shares_prefixes,
         chunk_alignment_tokens=job.chunk_alignment_tokens,
         long_row_tokens=job.long_row_tokens,
         num_free_tokens=runner.num_free_tokens if job.speculation == "auto" else 0,

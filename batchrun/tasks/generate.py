@@ -55,12 +55,12 @@ class PlannedRow:
 class GenerateTask:
     """Text for each row of a job; `max_model_len` bounds prompt and output together, in tokens."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, max_model_len: int) -> None:
+    def __init__(self, job: Job, tokenizer: Tokenizer, max_model_len: int, *, shares_prefixes: bool) -> None:
         self.sampling = job.sampling
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._column_names = result_schema(job.output_prefix).names
-        self._shares_prefixes = job.prefix_caching == "on"
+        self._shares_prefixes = shares_prefixes
 
     def request(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> Request:
         """What to run for a row; `output_ids` it has generated before go on being generated."""

@@ -21,6 +21,7 @@ from batchrun.engine.step_time import StepSize
 from batchrun.executors import local
 from batchrun.plan.params import merged
 from batchrun.plan.plan import Plan, PlanSummary, Unit, read_unit
+from batchrun.plan.sharing import decide
 from batchrun.tune.profile import Profile, as_tuned
 
 if TYPE_CHECKING:
@@ -125,7 +126,9 @@ class _Simulated:
 def _simulate(job: "Job", plan: Plan, profile: Profile, *, is_longest: bool) -> _Simulated:
     summary = plan.summary
     runner = Imagined(job, profile, summary.longest_len)
-    engine = Engine(local.configure(job, runner, ()), runner, _no_text, runner.clock)
+    sharing = decide(job.prefix_caching, summary)
+    config = local.configure(job, runner, (), shares_prefixes=sharing.is_on)
+    engine = Engine(config, runner, _no_text, runner.clock)
     rows = _Rows(job.sampling, summary.longest_len, is_longest=is_longest)
     requests = rows.requests(plan)
     is_all_fed, peak = False, 0.0

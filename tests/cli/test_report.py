@@ -10,6 +10,7 @@ from batchrun.cli_report import plan_text, summary_text
 from batchrun.cli_text import aligned, size
 from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, PlanSummary, Unit
+from batchrun.plan.sharing import Sharing
 from batchrun.tune.simulation import Estimate
 from tests.cli.fake_library import Library, Run
 
@@ -46,6 +47,8 @@ ESTIMATE = Estimate(
     label="2026-11-30 on cpu, float32",
 )
 
+SHARED = Sharing(True)
+
 
 @pytest.fixture
 def plan() -> Plan:
@@ -56,7 +59,7 @@ def plan() -> Plan:
 
 
 def test_plan_is_an_aligned_block(plan: Plan) -> None:
-    assert plan_text(plan, ESTIMATE).splitlines() == [
+    assert plan_text(plan, ESTIMATE, SHARED).splitlines() == [
         "rows      100 to run · 4 failed (template_error 3, empty_prompt 1) · 7 duplicates share an answer",
         "          empty_prompt: row 9 is null",
         "          template_error: row 3: 'body'\\x1b[31m is undefined",
@@ -76,7 +79,7 @@ def test_plan_is_an_aligned_block(plan: Plan) -> None:
 
 def test_long_sample_shows_its_two_ends(plan: Plan) -> None:
     sample = "\n".join(f"line {number}" for number in range(63))
-    shown = plan_text(replace(plan, summary=replace(SUMMARY, sample=sample)), None).splitlines()[-13:]
+    shown = plan_text(replace(plan, summary=replace(SUMMARY, sample=sample)), None, SHARED).splitlines()[-13:]
     assert [line.strip(" │") for line in shown] == [
         *(f"line {number}" for number in range(6)),
         "… 51 lines …",
@@ -89,7 +92,7 @@ def test_plan_of_no_rows(plan: Plan) -> None:
         SUMMARY, num_rows=0, num_unique=0, num_duplicates=0, errors={}, error_examples={}, prompt_tokens=0,
         unique_prompt_tokens=0, longest_prompt=0, longest_prompt_row=None, longest_len=0, sample="", sample_row=None,
     )  # fmt: skip
-    lines = plan_text(replace(plan, summary=empty, units=()), None).splitlines()
+    lines = plan_text(replace(plan, summary=empty, units=()), None, SHARED).splitlines()
     assert lines[0] == "rows      0 to run"
     assert lines[-1] == "sample    no row can run"
     assert "prefixes  save 0 (0%) · 0 to compute" in lines
@@ -97,27 +100,43 @@ def test_plan_of_no_rows(plan: Plan) -> None:
 
 def test_plan_command_prints_the_block_or_one_object(library: Library, run: Run, plan: Plan) -> None:
     library.made = plan
-    assert run("plan", "a", "-o", "out").stdout == plan_text(plan, None) + "\n"
+    assert run("plan", "a", "-o", "out").stdout == plan_text(plan, None, SHARED) + "\n"
     result = run("plan", "a", "-o", "out", "--json")
     shown = json.loads(result.stdout)
     assert (shown["num_unique"], shown["saved_tokens"], shown["units"]) == (100, 3000, 1)
     assert "\x1b" not in result.stdout
     assert shown["estimate"] is None
+    assert shown["prefix_caching"] == {"is_on": True, "reason": ""}
 
 
 def test_plan_command_prints_the_estimate(library: Library, run: Run, plan: Plan) -> None:
     library.made, library.estimated = plan, ESTIMATE
-    assert run("plan", "a", "-o", "out").stdout == plan_text(plan, ESTIMATE) + "\n"
+    assert run("plan", "a", "-o", "out").stdout == plan_text(plan, ESTIMATE, SHARED) + "\n"
     assert json.loads(run("plan", "a", "-o", "out", "--json").stdout)["estimate"] == asdict(ESTIMATE)
+
+
+def test_plan_says_why_prefixes_are_not_shared(library: Library, run: Run, plan: Plan) -> None:
+    library.made = replace(plan, summary=replace(SUMMARY, unique_prompt_tokens=3990))
+    reason = "only 10 of 4,000 prompt tokens are shared, less than 0.5%; --prefix-caching on shares them all the same"
+    assert f"prefixes  not shared · {reason}" in run("plan", "a", "-o", "out").stdout.splitlines()
+    shown = json.loads(run("plan", "a", "-o", "out", "--json").stdout)
+    assert shown["prefix_caching"] == {"is_on": False, "reason": reason}
+    off = run("plan", "a", "-o", "out", "--prefix-caching", "off").stdout.splitlines()
+    assert "prefixes  not shared" in off
 
 
 def test_known_lengths_leave_one_time(plan: Plan) -> None:
     known = replace(ESTIMATE, are_lengths_known=True, at_most_s=725.4)
-    assert "time      about 12m05s · 1,240 steps" in plan_text(plan, known)
+    assert "time      about 12m05s · 1,240 steps" in plan_text(plan, known, SHARED)
 
 
 def test_without_a_measurement_the_plan_says_how_to_get_one(plan: Plan) -> None:
-    assert "time      unknown: batchrun tune measures" in plan_text(plan, None)
+    assert "time      unknown: batchrun tune measures" in plan_text(plan, None, SHARED)
+
+
+def test_summary_of_a_job_that_shared_nothing_on_purpose() -> None:
+    outcome = Outcome(Path("/data/out"), rows=63, prompt_tokens=111, computed_tokens=111, shares_prefixes=False)
+    assert "prompts    111 tokens · prefix caching off · 111 computed" in summary_text(outcome).splitlines()
 
 
 def test_summary_shows_latencies_when_there_are_any() -> None:

@@ -117,7 +117,7 @@ def random_job(seed: int, schedule: Schedule | None = None) -> Counters:
         chunk_alignment_tokens=rng.choice([1, 1, 3, 16]),
         long_row_tokens=rng.choice([None, None, 1, 20]),
         preemption=rng.choice(["auto", "recompute", "swap", "swap"]),
-        prefix_caching=rng.random() < 0.85,
+        shares_prefixes=rng.random() < 0.85,
         overlaps=rng.random() < 0.5,
         num_free_tokens=rng.choice([0, 2, 16, 100]),
     )

@@ -90,10 +90,3 @@ def test_a_prefix_whose_last_reader_was_admitted_is_freed_with_its_last_user():
     world.leave(table)
     assert world.tree.match(ids([0, 0, 0, 1, 1, 1]), 6).num_tokens(BLOCK) == 3
     assert world.pool.num_used == 1
-
-
-def test_a_tree_that_is_off_never_matches():
-    pool = BlockPool(4)
-    tree = RadixTree(pool, BLOCK, enabled=False)
-    assert tree.insert(tree.root, ids([1, 2, 3]), pool.allocate(), has_future=True) is None
-    assert tree.match(ids([1, 2, 3]), 3).num_tokens(BLOCK) == 0

@@ -7,7 +7,7 @@ from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.preemption import Costs, choose_way
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.step import NO_TOKEN, Sampled
-from tests.engine.stepping import launch, request, scheduler, step, tokens_of
+from tests.engine.stepping import batches_of, launch, request, scheduler, step, tokens_of
 
 
 def test_a_step_mixes_decodes_with_prompt_chunks_up_to_the_budget():
@@ -119,6 +119,20 @@ def test_a_full_pool_makes_one_sequence_leave_and_come_back(way):
     counters = engine.counters
     assert (counters.recompute_preemptions, counters.swap_preemptions) == ((1, 0) if way == "recompute" else (0, 1))
     assert (counters.recomputed_tokens > 0) == (way == "recompute")
+
+
+@pytest.mark.parametrize("shares_prefixes", [True, False])
+def test_a_row_that_had_to_leave_finds_what_is_left_of_it_though_rows_share_nothing(shares_prefixes):
+    engine = scheduler(num_blocks=8, preemption="recompute", shares_prefixes=shares_prefixes)
+    for row_idx, first in enumerate((10, 60, 60)):
+        engine.add(Request(row_idx, np.arange(first, first + 6, dtype=np.int32), SamplingParams(max_tokens=14)))
+    starts = [
+        (item.sequence.request.row_idx, item.start)
+        for batch in batches_of(engine)
+        for item in batch.items
+        if item.num_tokens > 1
+    ]
+    assert starts == [(0, 0), (1, 0), (1, 12)] + ([] if shares_prefixes else [(2, 0)])
 
 
 def test_nobody_enters_in_a_step_that_made_somebody_leave():

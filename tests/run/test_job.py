@@ -2,15 +2,19 @@
 
 import json
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from batchrun import lifecycle
 from batchrun.engine.echo import EchoRunner
 from batchrun.engine.step import NO_TOKEN
 from batchrun.errors import DataError, EngineFailed, JobMismatch, OutputRefused, StoppedEarly
+from batchrun.observe.events import Message
 from batchrun.stop import AT_ONCE, StopRequest
 from batchrun.store.status import status
-from tests.run.conftest import echo_text, ignore
+from tests.run.conftest import EchoJob, echo_text, ignore
 
 
 def test_every_row_is_answered_once_in_input_order_as_the_model_alone_would(echo_job):
@@ -216,3 +220,48 @@ def test_json_is_the_only_thing_on_stdout(echo_job):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == 20
     assert "\r" not in done.stderr
+
+
+def diverse_job(make_job, folder):
+    """Every row begins with a character of its own; the last three with the same one, which is too little to matter."""
+    job = make_job(60, folder)
+    rng = np.random.default_rng(63)
+    prompts = [
+        chr(ord("0") + min(row, 57)) + rng.integers(97, 123, rng.integers(200, 300), dtype=np.uint8).tobytes().decode()
+        for row in range(60)
+    ]
+    pq.write_table(pa.table({"prompt": prompts}), job.source)
+    return EchoJob(job.folder, prompts)
+
+
+def test_rows_with_too_little_in_common_share_nothing_and_the_log_says_why(echo_job, tmp_path):
+    job = diverse_job(echo_job, tmp_path)
+    summary = lifecycle.plan(job.job(), ignore).summary
+    events = []
+    outcome = lifecycle.submit(job.job(), events.append, StopRequest())
+    assert 0 < summary.saved_tokens < 0.005 * summary.prompt_tokens
+    said = [event.text for event in events if isinstance(event, Message) and "prefix" in event.text]
+    assert said == [
+        f"prefix caching is off: only {summary.saved_tokens} of {summary.prompt_tokens:,} prompt tokens are shared, "
+        "less than 0.5%; --prefix-caching on shares them all the same"
+    ]
+    assert (outcome.shares_prefixes, outcome.cached_tokens) == (False, 0)
+    assert outcome.computed_tokens == summary.prompt_tokens
+
+
+@pytest.mark.parametrize(("is_diverse", "num_blocks"), [(True, 60), (False, 14)])
+def test_text_does_not_depend_on_prefix_caching(echo_job, tmp_path, is_diverse, num_blocks):
+    """In a pool that makes rows leave and come back by recomputation; `auto` recomputes no more than `on`."""
+    job = diverse_job(echo_job, tmp_path) if is_diverse else echo_job(120)
+    recomputed, preemptions = {}, 0
+    for mode in ("auto", "on", "off"):
+        outcome = job.submit(
+            max_tokens=100, kv_cache_memory=8 * 16 * num_blocks, prefix_caching=mode, preemption="recompute",
+            overwrite=True,
+        )  # fmt: skip
+        recomputed[mode] = outcome.recomputed_tokens
+        preemptions += outcome.preemptions
+        assert [row["text"] for row in job.rows()] == [echo_text(prompt, 100) for prompt in job.prompts]
+        assert outcome.shares_prefixes == (mode == "on" or (mode == "auto" and not is_diverse))
+    assert preemptions > 0
+    assert recomputed["auto"] <= recomputed["on"]

@@ -1,0 +1,39 @@
+"""What the pool is used for stays within bounds, whatever its size: the figures of `kv_table`, on rows made here."""
+
+import numpy as np
+import pytest
+
+from tests.engine.kv_table import Workload, made_tree, run, workload
+
+
+def mixed(seed: int) -> Workload:
+    """Prompts of 30 to 400 tokens, and outputs of 5 to 300 whose length nobody knows."""
+    rng = np.random.default_rng(seed)
+    lengths = np.exp(rng.uniform(np.log(5), np.log(300), 128)).astype(int).tolist()
+    return workload("mixed", ((rng.integers(3, 49_000, rng.integers(30, 400)).tolist(), length) for length in lengths))
+
+
+def test_every_shared_token_is_found_in_a_pool_that_holds_what_runs() -> None:
+    """Beside rows that come and go at their own time, in a tree of four levels."""
+    work = made_tree(3000)
+    assert run(work, run(work, None).peak).counters.cached_tokens >= 0.97 * work.most_hits > 0
+
+
+def test_few_slots_of_the_blocks_in_use_are_empty() -> None:
+    assert 0 < run(mixed(63), None).waste < 0.04
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.5, 0.03), (0.25, 0.08)])
+@pytest.mark.parametrize("shares_prefixes", [True, False])
+def test_little_is_computed_again_in_a_pool_that_is_too_small(share: float, most: float, shares_prefixes: bool) -> None:
+    """And it takes fewer steps than admitting rows only where they fit at their longest."""
+    num_preempted = 0
+    for work in map(mixed, range(3)):
+        num_blocks = int(share * run(work, None).peak)
+        ours = run(work, num_blocks, shares_prefixes=shares_prefixes).counters
+        careful = run(work, num_blocks, overcommits=False).counters
+        assert ours.recomputed_tokens <= most * ours.computed_tokens
+        assert ours.steps <= careful.steps
+        assert careful.preemptions == 0
+        num_preempted += ours.preemptions
+    assert num_preempted > 0
