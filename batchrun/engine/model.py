@@ -17,7 +17,7 @@ from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.self_check import Checked, Expected, check, expect
 from batchrun.errors import ModelUnavailable
 from batchrun.quiet import quiet_transformers
-from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, check_kv_dtype, select
+from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, check_kv_dtype, native, select
 from batchrun_kernels.cpu import GatherAttention
 from batchrun_kernels.layers import LayerKernels, Quantization, layer_kernels
 
@@ -99,6 +99,9 @@ class Model:
             kernels = layer_kernels(place.device, place.dtype, quantization)
         except UnsupportedError as error:
             raise ModelUnavailable(f"{error}; leave out --quantization") from error
+        is_plain = kernels is None and place.device.type == "cpu" and place.dtype == torch.float32
+        if is_plain and (problem := native.problem()) is not None:
+            _log.warning("%s", problem)
         if kernels is not None and kernels.rounds:
             round_weights(module, kernels)
         expected = expect(module)
