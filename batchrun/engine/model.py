@@ -14,6 +14,7 @@ from batchrun.engine.attention import NAME, paged_attention, run_packed
 from batchrun.engine.batch import ForwardBatch
 from batchrun.engine.fusion import fuse, round_weights
 from batchrun.engine.kv_cache import KVCache
+from batchrun.engine.memory import trim_heap
 from batchrun.engine.self_check import Checked, Expected, check, expect
 from batchrun.errors import ModelUnavailable
 from batchrun.quiet import quiet_transformers
@@ -81,7 +82,9 @@ class Model:
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelUnavailable(f"{folder} cannot be loaded: {reason}") from error
-        return cls.adopt(module.to(device), kv_dtype, quantization)
+        model = cls.adopt(module.to(device), kv_dtype, quantization)
+        trim_heap()
+        return model
 
     @classmethod
     def adopt(cls, module: Any, kv_dtype: torch.dtype | None = None, quantization: Quantization = "none") -> "Model":
