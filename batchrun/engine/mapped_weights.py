@@ -27,9 +27,9 @@ class MappedWeights:
         self,
         weight: Tensor,  # contiguous
     ) -> None:
-        """Gives back the memory of a mapped weight that nobody will change; whoever reads it, reads the file again.
+        """Gives back the memory of a weight that is as the file has it; whoever reads it, reads the file again.
 
-        Any other weight is left alone.
+        A weight of no mapped file is left alone.
         """
         begin, num_bytes, page = weight.data_ptr(), weight.nbytes, mmap.PAGESIZE
         if not any(begin in mapped and begin + num_bytes <= mapped.stop for mapped in self.ranges):
