@@ -133,14 +133,11 @@ def _device_problems(devices: tuple[Device, ...]) -> list[str]:
 
 
 def _kernel_problems() -> list[str]:
-    """Without the C kernels a job runs all the same, so this is the only place that complains."""
+    """Without the C kernels a job runs all the same, and says so too."""
     from batchrun_kernels import native
 
-    try:
-        native.load(native.FOLDER)
-    except native.NativeUnavailableError as error:
-        return [f"the CPU computes in plain torch, which is slower: {error}"]
-    return []
+    found = native.problem()
+    return [found] if found else []
 
 
 def _folder_problems(folders: tuple[Folder, ...]) -> list[str]:

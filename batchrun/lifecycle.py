@@ -5,9 +5,10 @@ goes on where the last one stopped, and returns at once when the job is complete
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
 from batchrun.store.store import Store
 from batchrun.tasks.generate import result_schema
+from batchrun.tokenizer import Tokenizer
 from batchrun.tune import simulation
 from batchrun.tune import tune as tuning
 from batchrun.tune.choice import Weights
@@ -58,6 +60,15 @@ class _Opened:
             return schema
         return pa.schema([require_column(schema, name, "--keep-cols") for name in names])
 
+    def load_tokenizer(self) -> Tokenizer:
+        job = self.job
+        return load_tokenizer(
+            self.checkpoint,
+            tokenizer=job.tokenizer,
+            chat_template=job.chat_template,
+            trust_remote_code=job.trust_remote_code,
+        )
+
 
 def plan(job: Job, observe: Observe) -> Plan:
     """Plans the job, or finds the plan that it has; loads no weights.
@@ -68,7 +79,7 @@ def plan(job: Job, observe: Observe) -> Plan:
     opened = _open(job)
     with opened.store.lock(job.wait_lock):
         opened.store.check(job.model_dump(mode="json"), opened.identity)
-        return _planned(opened, observe)
+        return _planned(opened, opened.load_tokenizer, observe)
 
 
 def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
@@ -101,12 +112,13 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
         store.check(job.model_dump(mode="json"), opened.identity)
         if store.is_complete:
             return _outcome(opened, load_plan(store.at.plan), None, began)
-        plan = _planned(opened, observe)
+        tokenizer = cache(opened.load_tokenizer)
+        plan = _planned(opened, tokenizer, observe)
         ran = local.Ran(is_complete=True, counters=Counters(), seconds=0.0)
         if store.num_done() < plan.summary.num_rows:
             with _recording(store, observe) as recorded:
                 tuned = _tuned(opened, observe)
-                ran = local.run(tuned, plan, opened.checkpoint, store, recorded, stop)
+                ran = local.run(tuned, plan, opened.checkpoint, tokenizer(), store, recorded, stop)
             if not ran.is_complete:
                 observe(_finished("stopped", store, plan, ran, began))
                 raise stop.error(f"{store.num_done():,} of {plan.summary.num_rows:,} rows are committed")
@@ -162,18 +174,12 @@ def _tuned(opened: _Opened, observe: Observe) -> Job:
     return tuned
 
 
-def _planned(opened: _Opened, observe: Observe) -> Plan:
+def _planned(opened: _Opened, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
     job, store = opened.job, opened.store
     found = load_plan(store.at.plan)
     if found is not None:
         return found
-    tokenizer = load_tokenizer(
-        opened.checkpoint,
-        tokenizer=job.tokenizer,
-        chat_template=job.chat_template,
-        trust_remote_code=job.trust_remote_code,
-    )
-    return make_plan(job, opened.files, tokenizer, opened.checkpoint.spec, store.at.plan, observe)
+    return make_plan(job, opened.files, tokenizer(), opened.checkpoint.spec, store.at.plan, observe)
 
 
 @contextmanager

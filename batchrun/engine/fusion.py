@@ -13,6 +13,7 @@ from torch import nn
 from batchrun.engine.fused import FusedEmbedding, FusedGlu, FusedLinear, FusedNorm, joined_bias
 from batchrun.engine.fused_layer import FusedLayer, LayerParts
 from batchrun.engine.fused_rotary import fuse_rotary
+from batchrun.engine.mapped_weights import MappedWeights
 from batchrun.engine.probe import Linear, probe_embedding, probe_glu, probe_linear, probe_norm
 from batchrun.engine.probe_layer import Known, probe_layer
 from batchrun_kernels.layers import LayerKernels, Weight
@@ -41,6 +42,7 @@ class Fusion:
     def __init__(self, model: nn.Module, kernels: LayerKernels) -> None:
         self._model = model
         self._kernels = kernels
+        self._mapped = MappedWeights.find()
         self._packed: list[_Packed] = []
         self._replaced: list[_Replaced] = []
         self._rotary: list[nn.Module] = []
@@ -65,11 +67,13 @@ class Fusion:
     def pack(self, linears: list[Linear]) -> FusedLinear:
         """One module for the outputs of all `linears`, one after another; their parameters are emptied."""
         sizes = [len(linear.weight) for linear in linears]
-        weight = self._kernels.pack(torch.cat([linear.weight for linear in linears]))
+        weights = [linear.weight for linear in linears]
+        weight = self._kernels.pack(torch.cat(weights) if len(weights) > 1 else weights[0])
         end = 0
         for linear, size in zip(linears, sizes, strict=True):
             begin, end = end, end + size
             self._packed.append(_Packed(linear, weight, begin, end))
+            self._mapped.forget(linear.parameter)
             linear.parameter.data = linear.parameter.new_empty(0)
         return FusedLinear(weight, joined_bias([linear.bias for linear in linears], sizes))
 
@@ -148,8 +152,10 @@ def fuse(model: nn.Module, kernels: LayerKernels) -> Fusion:
 @torch.inference_mode()
 def round_weights(model: nn.Module, kernels: LayerKernels) -> None:
     """Every weight that `fuse` will pack becomes, in place, what it is packed to."""
+    mapped = MappedWeights.find()
     for linear in _Found.of(model).linears.values():
         weight = kernels.pack(linear.weight).unpack()
+        mapped.forget(linear.parameter)
         linear.parameter.data = (weight.T if linear.is_transposed else weight).contiguous()
 
 

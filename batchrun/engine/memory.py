@@ -1,5 +1,7 @@
-"""How much memory the block pool may take when nobody says."""
+"""How much memory the block pool may take when nobody says, and what the process can give back before."""
 
+import ctypes
+import platform
 from pathlib import Path
 
 import psutil
@@ -30,6 +32,12 @@ def free_host_bytes(cgroup: Path) -> int:
     free = int(psutil.virtual_memory().available)
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def trim_heap() -> None:
+    """Gives memory back to the system that was freed and kept for later; only glibc can be asked to."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def _number(file: Path) -> int | None:

@@ -14,10 +14,11 @@ from batchrun.engine.attention import NAME, paged_attention, run_packed
 from batchrun.engine.batch import ForwardBatch
 from batchrun.engine.fusion import fuse, round_weights
 from batchrun.engine.kv_cache import KVCache
+from batchrun.engine.memory import trim_heap
 from batchrun.engine.self_check import Checked, Expected, check, expect
 from batchrun.errors import ModelUnavailable
 from batchrun.quiet import quiet_transformers
-from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, check_kv_dtype, select
+from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, check_kv_dtype, native, select
 from batchrun_kernels.cpu import GatherAttention
 from batchrun_kernels.layers import LayerKernels, Quantization, layer_kernels
 
@@ -81,7 +82,9 @@ class Model:
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelUnavailable(f"{folder} cannot be loaded: {reason}") from error
-        return cls.adopt(module.to(device), kv_dtype, quantization)
+        model = cls.adopt(module.to(device), kv_dtype, quantization)
+        trim_heap()
+        return model
 
     @classmethod
     def adopt(cls, module: Any, kv_dtype: torch.dtype | None = None, quantization: Quantization = "none") -> "Model":
@@ -99,6 +102,9 @@ class Model:
             kernels = layer_kernels(place.device, place.dtype, quantization)
         except UnsupportedError as error:
             raise ModelUnavailable(f"{error}; leave out --quantization") from error
+        is_plain = kernels is None and place.device.type == "cpu" and place.dtype == torch.float32
+        if is_plain and (problem := native.problem()) is not None:
+            _log.warning("%s", problem)
         if kernels is not None and kernels.rounds:
             round_weights(module, kernels)
         expected = expect(module)

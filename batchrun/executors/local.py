@@ -4,7 +4,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from batchrun.checkpoint import Checkpoint, load_tokenizer
+from batchrun.checkpoint import Checkpoint
 from batchrun.engine.echo import EchoRunner
 from batchrun.engine.engine import Engine
 from batchrun.engine.scheduler import SchedulerConfig
@@ -17,6 +17,7 @@ from batchrun.plan.sharing import decide
 from batchrun.stop import StopRequest
 from batchrun.store.store import Store
 from batchrun.tasks.generate import GenerateTask
+from batchrun.tokenizer import Tokenizer
 from batchrun.worker import Pace, Worker
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,15 @@ class Ran:
     seconds: float
 
 
-def run(job: Job, plan: Plan, checkpoint: Checkpoint, store: Store, observe: Observe, stop: StopRequest) -> Ran:
+def run(
+    job: Job,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    store: Store,
+    observe: Observe,
+    stop: StopRequest,
+) -> Ran:
     """Runs the plan's pending rows; loads the weights for it.
 
     Raises:
@@ -54,9 +63,6 @@ def run(job: Job, plan: Plan, checkpoint: Checkpoint, store: Store, observe: Obs
         DataError: a row needs more KV than the pool holds.
     """
     spec = checkpoint.spec
-    tokenizer = load_tokenizer(
-        checkpoint, tokenizer=job.tokenizer, chat_template=None, trust_remote_code=job.trust_remote_code
-    )
     max_model_len = min(job.max_model_len or spec.max_model_len, spec.max_model_len)
     _log.info("loading %s", spec.name)
     runner = build_runner(job, checkpoint)

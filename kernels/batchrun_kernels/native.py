@@ -49,6 +49,15 @@ def find() -> ctypes.CDLL | None:
         return None
 
 
+def problem() -> str | None:
+    """Why there is no usable library and what to do; None where there is one."""
+    try:
+        load(FOLDER)
+    except NativeUnavailableError as error:
+        return f"the CPU computes in plain torch, which is slower: {error}"
+    return None
+
+
 def load(folder: Path) -> ctypes.CDLL:
     """The library that lies in `folder`; raises NativeUnavailableError."""
     files = [folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES]

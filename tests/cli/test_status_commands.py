@@ -134,7 +134,7 @@ def test_doctor_reports_this_machine(run: Run) -> None:
 
 
 def test_missing_c_kernels_are_a_problem_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job falls back to torch without a word; this is where one finds out."""
+    """A job warns too, when it has begun; this is where one finds out before."""
     monkeypatch.setattr("batchrun_kernels.native.FOLDER", tmp_path)
     assert any("slower" in problem and "install a C compiler" in problem for problem in examine().problems)
 
