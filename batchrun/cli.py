@@ -102,6 +102,6 @@ def batchrun() -> None:
 
 def main() -> None:
     """The entry point of the installed command."""
-    # The libraries make a million objects that stay; looking through them again and again takes a second and a half.
+    # The libraries make a million objects that stay; looking through them again and again takes over half a second.
     gc.set_threshold(10_000)
     batchrun(prog_name="batchrun")
