@@ -1,5 +1,6 @@
 """A plan, and the end of a job, as text: aligned blocks, nothing in them that a terminal would obey."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ def plan_text(plan: "Plan", estimate: "Estimate | None") -> str:
     computed = f"{summary.unique_prompt_tokens:,} to compute"
     lines = [
         ("rows", joined(f"{summary.num_unique:,} to run", failed(summary.errors), _reused(summary.num_duplicates))),
-        *(("", one_line(f"{name}: {message}")) for name, message in sorted(summary.error_examples.items())),
+        *_examples(summary.error_examples),
         ("prompts", one_line(f"{summary.prompt_tokens:,} tokens · {summary.prompt_source}")),
         ("longest", f"{summary.longest_prompt:,} tokens{row} · {summary.longest_len:,} with its output"),
         (
@@ -54,8 +55,9 @@ def plan_as_dict(plan: "Plan", estimate: "Estimate | None") -> dict[str, Any]:
 def summary_text(outcome: Outcome) -> str:
     """How the job ended: rows, errors, tokens, speed."""
     rows = joined(f"{outcome.rows:,}", failed(outcome.errors), _reused(outcome.duplicates))
+    head = [("rows", rows), *_examples(outcome.error_examples)]
     if outcome.already_complete:
-        return aligned([("rows", rows), ("complete", "already, nothing was run")])
+        return aligned([*head, ("complete", "already, nothing was run")])
     rate = outcome.output_tokens / outcome.run_s if outcome.run_s else 0.0
     preempted = f"{outcome.preemptions:,}"
     if outcome.preemptions:
@@ -63,7 +65,7 @@ def summary_text(outcome: Outcome) -> str:
     guessed = f"{outcome.accepted_tokens:,} of {outcome.drafted_tokens:,} tokens guessed ahead were right"
     return aligned(
         [
-            ("rows", rows),
+            *head,
             ("prompts", f"{outcome.prompt_tokens:,} tokens · prefix hit {outcome.hit_rate:.1%} · "
                         f"{outcome.computed_tokens:,} computed"),
             ("output", f"{outcome.output_tokens:,} tokens · {rate:,.1f} tok/s"),
@@ -74,6 +76,11 @@ def summary_text(outcome: Outcome) -> str:
             *latency_lines(outcome.latencies.summary()),
         ]
     )  # fmt: skip
+
+
+def _examples(errors: Mapping[str, str]) -> list[tuple[str, str]]:
+    """A line for each type of error with the message of one such row."""
+    return [("", one_line(f"{name}: {message}")) for name, message in sorted(errors.items())]
 
 
 def _reused(num_duplicates: int) -> str:
