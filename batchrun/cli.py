@@ -75,7 +75,11 @@ class Batchrun(click.Group):
 
 
 def _no_such_option(error: click.NoSuchOption) -> str:
-    known = [name for parameter in error.ctx.command.params for name in parameter.opts] if error.ctx else []
+    parameters = error.ctx.command.params if error.ctx else []
+    is_argument = any(isinstance(parameter, click.Argument) and parameter.name == "model" for parameter in parameters)
+    if is_argument and error.option_name in ("-m", "--model"):
+        return f"no such option {error.option_name}; MODEL is an argument here, so leave {error.option_name} out"
+    known = [name for parameter in parameters for name in parameter.opts]
     close = nearest(error.option_name, known)
     remedy = f"did you mean {close}?" if close else "--help lists the options"
     return f"no such option {error.option_name}; {remedy}"

@@ -1,5 +1,6 @@
 """A plan, and the end of a job, as text: aligned blocks, nothing in them that a terminal would obey."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> 
     row = "" if summary.longest_prompt_row is None else f" (row {summary.longest_prompt_row})"
     lines = [
         ("rows", joined(f"{summary.num_unique:,} to run", failed(summary.errors), _reused(summary.num_duplicates))),
-        *(("", one_line(f"{name}: {message}")) for name, message in sorted(summary.error_examples.items())),
+        *_examples(summary.error_examples),
         ("prompts", one_line(f"{summary.prompt_tokens:,} tokens · {summary.prompt_source}")),
         ("longest", f"{summary.longest_prompt:,} tokens{row} · {summary.longest_len:,} with its output"),
         ("prefixes", _prefixes(summary, sharing)),
@@ -52,8 +53,9 @@ def plan_as_dict(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") 
 def summary_text(outcome: Outcome) -> str:
     """How the job ended: rows, errors, tokens, speed."""
     rows = joined(f"{outcome.rows:,}", failed(outcome.errors), _reused(outcome.duplicates))
+    head = [("rows", rows), *_examples(outcome.error_examples)]
     if outcome.already_complete:
-        return aligned([("rows", rows), ("complete", "already, nothing was run")])
+        return aligned([*head, ("complete", "already, nothing was run")])
     rate = outcome.output_tokens / outcome.run_s if outcome.run_s else 0.0
     preempted = f"{outcome.preemptions:,}"
     if outcome.preemptions:
@@ -62,7 +64,7 @@ def summary_text(outcome: Outcome) -> str:
     guessed = f"{outcome.accepted_tokens:,} of {outcome.drafted_tokens:,} tokens guessed ahead were right"
     return aligned(
         [
-            ("rows", rows),
+            *head,
             ("prompts", f"{outcome.prompt_tokens:,} tokens · {hit} · {outcome.computed_tokens:,} computed"),
             ("output", f"{outcome.output_tokens:,} tokens · {rate:,.1f} tok/s"),
             *([("guessed", guessed)] if outcome.drafted_tokens else []),
@@ -79,6 +81,11 @@ def _prefixes(summary: "PlanSummary", sharing: "Sharing") -> str:
         return joined("not shared", sharing.reason)
     saved = f"save {summary.saved_tokens:,} ({_share(summary.saved_tokens, summary.prompt_tokens)})"
     return joined(saved, f"{summary.unique_prompt_tokens:,} to compute")
+
+
+def _examples(errors: Mapping[str, str]) -> list[tuple[str, str]]:
+    """A line for each type of error with the message of one such row."""
+    return [("", one_line(f"{name}: {message}")) for name, message in sorted(errors.items())]
 
 
 def _reused(num_duplicates: int) -> str:

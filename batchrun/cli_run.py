@@ -29,9 +29,10 @@ from batchrun.stop import StopRequest
 
 @click.command(cls=JobCommand, params=job_options())
 def plan(**given: Any) -> None:
-    """Read, render, tokenise and sort the input; write the plan and print it.
+    """Read, tokenise and sort the input; show what would run.
 
-    Needs no accelerator and loads no weights.
+    Writes the plan, which submit takes. Needs no accelerator and loads no weights.
+    INPUT and options are those of submit.
 
     \b
     Example:
@@ -50,9 +51,14 @@ def plan(**given: Any) -> None:
 
 @click.command(cls=JobCommand, params=job_options())
 def submit(**given: Any) -> None:
-    """Plan, run and publish, in the foreground; the same command again resumes.
+    """Plan, run and publish; the same command again resumes.
 
-    Prints the folder of the result. A complete job is left as it is.
+    INPUT is a Parquet, JSON Lines or CSV file, a folder of them, or a glob in quotes. The prompt is what --prompt-col,
+    --messages-col or --template says; with none of them, the column called prompt, messages or text.
+
+    Works in the foreground and prints the folder of the result. A complete job is left as it is.
+
+    An option may also be a variable, such as BATCHRUN_MAX_TOKENS=64, or a line of a TOML file, such as max-tokens = 64.
 
     \b
     Example:
@@ -86,21 +92,24 @@ def _run(console: Console, work: Callable[[Observe, StopRequest], Outcome]) -> N
     with talking(console) as observe:
         with stopping_on_signals(stop):
             outcome = work(giving_way(observe, stop), stop)
-        if console.log_format == "json":
-            LOGGER.info("summary", extra={"fields": outcome.as_dict()})
-        elif not console.quiet:
-            click.echo(summary_text(outcome), err=True)
-    exit_code = _complain_of_errors(outcome)
+        exit_code = _report(console, outcome)
     # Last of all, so that a script that merges the streams finds the result in the last line.
     click.echo(json.dumps(outcome.as_dict()) if console.json else str(outcome.output))
     sys.exit(exit_code)
 
 
-def _complain_of_errors(outcome: Outcome) -> int:
+def _report(console: Console, outcome: Outcome) -> int:
+    """Says on stderr how the job ended; the exit code for it."""
+    if console.log_format == "json":
+        LOGGER.info("summary", extra={"fields": outcome.as_dict()})
+    elif not console.quiet:
+        click.echo(summary_text(outcome), err=True)
     try:
         outcome.check_budget()
     except DataError as error:
         return complain(error)
+    if console.quiet and outcome.num_failed:
+        LOGGER.warning("%s; see the error column of %s", outcome.failures, outcome.output)
     return 0
 
 

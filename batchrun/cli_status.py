@@ -33,7 +33,7 @@ _as_json = click.option("--json", "is_json", is_flag=True, envvar="BATCHRUN_JSON
 @_as_json
 @click.option("--watch", "-w", is_flag=True, help="Look again every two seconds until nobody works on it.")
 def status(output: str, is_json: bool, watch: bool) -> None:
-    """How far the job of OUT is, how fast, what failed and who holds it.
+    """How far the job of OUT is, how fast, what failed, who holds it.
 
     \b
     Example:
@@ -55,7 +55,9 @@ def status(output: str, is_json: bool, watch: bool) -> None:
 @click.argument("output", metavar="OUT")
 @_as_json
 def verify(output: str, is_json: bool) -> None:
-    """Prove that OUT is complete: every input row exactly once, in order, undamaged. Exits 65 when it is not.
+    """Prove that OUT holds every row once, in order, undamaged.
+
+    Exits 65 when it does not.
 
     \b
     Example:
@@ -74,7 +76,9 @@ def verify(output: str, is_json: bool) -> None:
 @click.command()
 @_as_json
 def doctor(is_json: bool) -> None:
-    """What this machine offers: versions, devices, memory, folders, kernels. Exits 69 when something is missing.
+    """What this machine offers: devices, memory, kernels, versions.
+
+    Exits 69 when something is missing.
 
     \b
     Example:

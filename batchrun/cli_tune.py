@@ -25,10 +25,10 @@ _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @click.command(cls=JobCommand, params=tune_options())
 def tune(**given: Any) -> None:
-    """Measure how long steps of a model take on this machine, once, for the plans and runs to come.
+    """Measure how long a model's steps take on this machine, once.
 
-    Takes about a minute and a half; the machine should do nothing else. Then plan says how long a job will run, and
-    jobs that do not say how large steps may be take the size that was found best.
+    Takes about a minute and a half; the machine should do nothing else. From then on plan says how long a job will
+    run, and jobs that do not say how large steps may be take the size that was found best.
 
     \b
     Example:

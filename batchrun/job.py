@@ -183,7 +183,12 @@ class Job(BaseModel):
     )
     wait_lock: Seconds = option("Job", 0.0, "Time to wait for another process on the same output.", "DURATION", ge=0)
     max_error_rate: Rate | None = option(
-        "Job", None, "Share of failed rows above which the job exits 65, e.g. 1%.", "RATE", ge=0, le=1
+        "Job",
+        None,
+        "Share of failed rows above which the job exits 65, e.g. 1%. Default: no limit.",
+        "RATE",
+        ge=0,
+        le=1,
     )
     overwrite: bool = option("Job", False, "Replace the output and its job folder.")
 

@@ -238,6 +238,7 @@ def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: f
         output=opened.store.at.out,
         rows=done.rows,
         errors=done.errors,
+        error_examples=plan.summary.error_examples if plan else {},
         duplicates=plan.summary.num_duplicates if plan else 0,
         prompt_tokens=counters.prompt_tokens,
         computed_tokens=counters.computed_prompt_tokens,

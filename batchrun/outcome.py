@@ -21,12 +21,14 @@ class Outcome:
     `accepted_tokens` were right. `run_s` is the time the engine ran, without planning, loading and publishing;
     `occupancy` the share of the batch's places that held a running row, over all steps. `latencies` are those of all
     processes that worked on the job. Without `shares_prefixes` rows were not to share any. `max_error_rate` is the
-    job's budget, a share of 1; None: no limit.
+    job's budget, a share of 1; None: no limit. `error_examples` has the message of one such row
+    for each type that was found while planning.
     """
 
     output: Path
     rows: int
     errors: dict[str, int] = field(default_factory=dict)
+    error_examples: dict[str, str] = field(default_factory=dict)
     duplicates: int = 0
     prompt_tokens: int = 0
     computed_tokens: int = 0
@@ -55,6 +57,12 @@ class Outcome:
         return self.num_failed / self.rows if self.rows else 0.0
 
     @property
+    def failures(self) -> str:
+        """How many rows failed, by type, the most frequent first."""
+        worst = ", ".join(f"{name} {count}" for name, count in sorted(self.errors.items(), key=lambda item: -item[1]))
+        return f"{self.num_failed:,} of {self.rows:,} rows failed ({worst})"
+
+    @property
     def hit_rate(self) -> float:
         """The share of the prompt tokens that a shared prefix saved."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
@@ -65,13 +73,12 @@ class Outcome:
         Raises:
             DataError: more failed than the budget allows, or all of them. The output is complete all the same.
         """
-        worst = ", ".join(f"{name} {count}" for name, count in sorted(self.errors.items(), key=lambda item: -item[1]))
         if self.rows and self.num_failed == self.rows:
-            raise DataError(f"all {self.rows:,} rows failed ({worst}); see the error column of {self.output}")
+            raise DataError(f"{self.failures}; see the error column of {self.output}")
         if self.max_error_rate is not None and self.error_rate > self.max_error_rate:
             raise DataError(
-                f"{self.num_failed:,} of {self.rows:,} rows failed ({worst}), more than --max-error-rate "
-                f"{self.max_error_rate:.4g} allows; see the error column of {self.output}"
+                f"{self.failures}, more than --max-error-rate {self.max_error_rate:.4g} allows; "
+                f"see the error column of {self.output}"
             )
 
     def as_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from batchrun.errors import InputMissing, UsageError
 from batchrun.nearest import nearest
@@ -22,6 +23,13 @@ _ENV_TYPO_SIMILARITY = 0.8
 _PLAIN_REASONS = {
     "byte_size": "should be a size such as 4GiB or 512MiB",
     "byte_size_unit": "should be a size such as 4GiB or 512MiB",
+    "int_parsing": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "int_type": "should be a whole number",
+    "float_parsing": "should be a number",
+    "float_type": "should be a number",
+    "bool_parsing": "should be true or false",
+    "bool_type": "should be true or false",
 }
 
 Model = TypeVar("Model")
@@ -63,6 +71,13 @@ def validated(model: type[Model], values: Mapping[str, object], given: Mapping[s
         return TypeAdapter(model).validate_python(values)
     except ValidationError as error:
         raise UsageError(_one_line(error, given)) from error
+
+
+def plain_reason(error: ErrorDetails) -> str:
+    """What is wrong with a value, to be read after its name: "should be a whole number, not 'eight'"."""
+    reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
+    reason = _PLAIN_REASONS.get(error["type"], reason).removeprefix("Input ").removeprefix("Value ")
+    return f"{reason[0].lower()}{reason[1:]}, not {error['input']!r}"
 
 
 def _from_options(known: Collection[str], options: Mapping[str, object]) -> dict[str, Setting]:
@@ -111,13 +126,11 @@ def _refuse_unknown(known: Collection[str], names: Collection[str], where: str) 
 
 def _one_line(error: ValidationError, given: Mapping[str, Setting]) -> str:
     first = error.errors(include_url=False)[0]
-    reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
     if not first["loc"]:
-        return reason
+        return str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
     name = str(first["loc"][0])
-    reason = _PLAIN_REASONS.get(first["type"], reason).removeprefix("Input ").removeprefix("Value ")
     label = given[name].label if name in given else _flag(name)
-    return f"{label} {reason[0].lower()}{reason[1:]}, not {first['input']!r}"
+    return f"{label} {plain_reason(first)}"
 
 
 def _flag(name: str) -> str:

@@ -1,4 +1,4 @@
-"""README names only what exists, and leaves no option out."""
+"""README and "How batchrun works" name only what exists, and README leaves no option out."""
 
 import re
 import shlex
@@ -10,6 +10,7 @@ import pytest
 from batchrun.cli import batchrun as command
 
 README = Path(__file__).parents[1] / "README.md"
+HOW_IT_WORKS = README.parent / "batchrun" / "README.md"
 NO_NEED_TO_LIST = {"--help", "-h"}
 
 
@@ -49,9 +50,23 @@ def test_commands_and_options_in_code_blocks_exist(text: str) -> None:
         assert typed <= options_of(words[1]), " ".join(words)
 
 
-def test_options_named_in_the_text_exist(text: str) -> None:
-    named = {match[1].replace("_", "-") for match in re.finditer(r"`(--[a-z][\w-]*)", text)}
-    assert named <= all_options()
+@pytest.mark.parametrize("file", [README, HOW_IT_WORKS], ids=["README", "how-it-works"])
+def test_options_and_commands_named_in_the_text_exist(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    options = {match[1].replace("_", "-") for match in re.finditer(r"`(--[a-z][\w-]*)", text)}
+    assert options
+    assert options <= all_options()
+    assert set(re.findall(r"`batchrun ([a-z]+)", text)) <= set(command.list_commands(click.Context(command)))
+
+
+@pytest.mark.parametrize("file", [README, HOW_IT_WORKS], ids=["README", "how-it-works"])
+def test_links_lead_to_a_file_and_a_heading(file: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)#?([^)]*)\)", file.read_text(encoding="utf-8"))
+    assert links
+    for path, heading in links:
+        target = (file.parent / path).read_text(encoding="utf-8")
+        headings = {line.lstrip("# ").lower().replace(" ", "-") for line in target.splitlines() if line.startswith("#")}
+        assert not heading or heading in headings, f"{path}#{heading}"
 
 
 def test_every_option_is_in_the_options_table(text: str) -> None:

@@ -14,10 +14,13 @@ Level = Literal["debug", "info", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class PlanProgress:
-    """Planning so far: `rows` of the input rendered and tokenised, or, after that, put in order."""
+    """Planning so far: `rows` of the input rendered and tokenised, or, after that, put in order; the last of a stage
+    says so. Rows that cannot run are put in no order.
+    """
 
     rows: int
     stage: Literal["render", "order"] = "render"
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,10 @@ class TuneProgress:
 
     steps: int
     steps_total: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.steps == self.steps_total
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,24 +51,26 @@ class SilentProgress:
 
 
 class LogProgress:
-    """One `progress` line at the first event of a stage, one a minute after it, and one at the end."""
+    """One `progress` line at the first event of a stage, one a minute after it, and one with the final count."""
 
     def __init__(self, logger: logging.Logger, clock: Clock) -> None:
         self._logger = logger
         self._clock = clock
         self._stage: str | None = None
         self._logged_at = 0.0
+        self._logged: dict[str, object] = {}
         self._first: RunProgress | None = None
 
     def __call__(self, event: Event) -> None:
         match event:
             case PlanProgress():
-                self._at_times(event, {"rows": event.rows})
+                self._at_times(event, {"rows": event.rows}, is_last=event.is_last)
             case TuneProgress():
-                self._at_times(event, {"steps": f"{event.steps}/{event.steps_total}"})
+                self._at_times(event, {"steps": f"{event.steps}/{event.steps_total}"}, is_last=event.is_last)
             case RunProgress():
                 self._first = self._first or event
-                self._at_times(event, _run_fields(event, eta_s(self._first, event)))
+                # The last of these is followed by `Finished`, which has the final count.
+                self._at_times(event, _run_fields(event, eta_s(self._first, event)), is_last=False)
             case Finished():
                 self._logger.info(event.how, extra={"fields": _finished_fields(event)})
             case _:
@@ -77,12 +79,15 @@ class LogProgress:
     def close(self) -> None:
         pass
 
-    def _at_times(self, event: PlanProgress | TuneProgress | RunProgress, fields: dict[str, object]) -> None:
+    def _at_times(
+        self, event: PlanProgress | TuneProgress | RunProgress, fields: dict[str, object], *, is_last: bool
+    ) -> None:
         now, stage = self._clock(), _stage(event)
-        if stage == self._stage and now - self._logged_at < _LOG_EVERY_S:
-            return
-        self._stage, self._logged_at = stage, now
-        self._logger.info("progress", extra={"fields": {"stage": stage} | fields})
+        is_due = stage != self._stage or now - self._logged_at >= _LOG_EVERY_S
+        fields = {"stage": stage} | fields
+        if is_due or (is_last and fields != self._logged):
+            self._stage, self._logged_at, self._logged = stage, now, fields
+            self._logger.info("progress", extra={"fields": fields})
 
 
 class BarProgress:
@@ -140,7 +145,9 @@ def _has_room_for_bar(stream: TextIO) -> bool:
 
 
 def eta_s(first: RunProgress, now: RunProgress) -> float | None:
-    """Seconds left at this process's speed so far, by weighted tokens; None before anything is known."""
+    """Seconds left at this process's speed so far, by weighted tokens; None before anything is known, 0 at the end."""
+    if now.rows_done == now.rows_total:
+        return 0.0
     done = now.tokens_done - first.tokens_done
     elapsed = now.elapsed_s - first.elapsed_s
     return (now.tokens_total - now.tokens_done) * elapsed / done if done > 0 else None
@@ -159,7 +166,7 @@ def _stage(event: PlanProgress | TuneProgress | RunProgress) -> str:
 def _run_fields(event: RunProgress, eta: float | None) -> dict[str, object]:
     return {
         "rows": f"{event.rows_done}/{event.rows_total}",
-        "pct": f"{100 * event.tokens_done / event.tokens_total:.1f}" if event.tokens_total else "unknown",
+        "tokens": f"{event.tokens_done / event.tokens_total:.1%}" if event.tokens_total else "unknown",
         "failed": event.rows_failed,
         "tok_s": round(_tokens_per_s(event)),
         "hit": f"{event.hit_rate:.2f}",

@@ -15,6 +15,7 @@ from batchrun.engine.request import SamplingParams
 from batchrun.job import Job
 from batchrun.nearest import nearest
 from batchrun.plan.cells import is_text
+from batchrun.settings import plain_reason
 
 PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 
@@ -47,7 +48,7 @@ class ParamsReader:
             checked = self._model.model_validate(given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise ValueError(f"{first['loc'][0]}: {first['msg']}, not {first['input']!r}") from None
+            raise ValueError(f"{first['loc'][0]} {plain_reason(first)}") from None
         changed = {key: getattr(checked, key) for key in sorted(given)}
         changed = {key: value for key, value in changed.items() if value != getattr(self._base, key)}
         text = json.dumps(changed, separators=(",", ":")) if changed else None

@@ -198,6 +198,7 @@ class _Planner:
             if ids is not None:
                 ids.add(batch)
             self._observe(PlanProgress(self._tally.num_rows, "render"))
+        self._observe(PlanProgress(self._tally.num_rows, "render", is_last=True))
         if ids is not None:
             ids.check()
 
@@ -213,7 +214,8 @@ class _Planner:
             self._peak.add(shared, lengths, output_len)
             self._writer.add(rows, output_len)
             self._count(rows, shared, output_len)
-            self._observe(PlanProgress(tally.num_unique, "order"))
+            self._observe(PlanProgress(tally.num_unique + tally.num_duplicates, "order"))
+        self._observe(PlanProgress(tally.num_unique + tally.num_duplicates, "order", is_last=True))
 
     def finish(self) -> Plan:
         """The plan as it lies in the staging folder, its units written."""

@@ -5,6 +5,7 @@ it, so that one bad row does not cost the file. Raises what pyarrow raises; `sou
 """
 
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -132,7 +133,16 @@ def _read_json(piece: bytes, line: int, schema: pa.Schema | None) -> pa.Table:
     try:
         return pj.read_json(io.BytesIO(piece), read, pj.ParseOptions(explicit_schema=schema))
     except pa.ArrowInvalid as error:
-        raise pa.ArrowInvalid(f"after line {line}: {error}") from error
+        raise pa.ArrowInvalid(_with_line(str(error), piece, line)) from error
+
+
+def _with_line(said: str, piece: bytes, line: int) -> str:
+    """pyarrow's message with the line of the file, from 1, in place of the row of the piece, from 0."""
+    found = re.fullmatch(r"(.*?)\.? in row (\d+)", said, flags=re.DOTALL)
+    if found is None:
+        return f"after line {line}: {said}"
+    filled = [number for number, text in enumerate(piece.split(b"\n"), line + 1) if text.strip()]
+    return f"line {filled[int(found[2])]}: {found[1]}"
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:

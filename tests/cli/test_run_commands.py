@@ -29,6 +29,7 @@ OUTCOME = Outcome(
     output=Path("/data/out"),
     rows=63,
     errors={"template_error": 1, "overlong_prompt": 2},
+    error_examples={"template_error": "row 3: 'body'\x1b[31m is undefined"},
     duplicates=5,
     prompt_tokens=1000,
     computed_tokens=250,
@@ -166,6 +167,7 @@ def test_submit_prints_the_folder_on_stdout_and_the_summary_on_stderr(library: L
     assert (result.exit_code, result.stdout) == (0, "/data/out\n")
     assert result.stderr.splitlines() == [
         "rows       63 · 3 failed (overlong_prompt 2, template_error 1) · 5 duplicates share an answer",
+        "           template_error: row 3: 'body'\\x1b[31m is undefined",
         "prompts    1,000 tokens · prefix hit 75.0% · 250 computed",
         "output     4,096 tokens · 1,024.0 tok/s",
         "preempted  3 · 12.0MiB swapped · 111 tokens recomputed",
@@ -198,8 +200,17 @@ def test_quiet_says_nothing_but_the_result_and_warnings(library: Library, run: R
     assert result.stdout == "/data/out\n"
 
 
+def test_quiet_warns_of_failed_rows(library: Library, run: Run) -> None:
+    library.outcome = OUTCOME
+    result = run("submit", "a", "-o", "out", "-q")
+    assert [line.split(" ", 1)[1] for line in result.stderr.splitlines()] == [
+        "WARNING 3 of 63 rows failed (overlong_prompt 2, template_error 1); see the error column of /data/out"
+    ]
+    assert (result.exit_code, result.stdout) == (0, "/data/out\n")
+
+
 def test_complete_job_says_so(library: Library, run: Run) -> None:
-    library.outcome = replace(OUTCOME, errors={}, already_complete=True)
+    library.outcome = replace(OUTCOME, errors={}, error_examples={}, already_complete=True)
     result = run("submit", "a", "-o", "out")
     assert result.exit_code == 0
     assert result.stderr == "rows      63 · 5 duplicates share an answer\ncomplete  already, nothing was run\n"
@@ -238,6 +249,22 @@ def test_budget_message_names_the_types_and_where_to_look(library: Library, run:
 def test_resume_goes_to_the_stored_job_of_an_absolute_folder(library: Library, run: Run, tmp_path: Path) -> None:
     assert run("resume", "out/").exit_code == 0
     assert library.resumed == [tmp_path / "out"]
+
+
+def test_the_list_of_commands_cuts_no_description(run: Run) -> None:
+    listed = run("--help").stdout.split("Commands:")[1].splitlines()
+    assert len([line for line in listed if line.strip()]) == 7
+    assert [line for line in listed if line.endswith("...")] == []
+
+
+def test_help_of_submit_explains_inputs_default_columns_and_variables(run: Run) -> None:
+    shown = " ".join(run("submit", "--help").stdout.split())
+    for said in (
+        "INPUT is a Parquet, JSON Lines or CSV file",
+        "column called prompt, messages or text",
+        "BATCHRUN_MAX_TOKENS=64",
+    ):
+        assert said in shown
 
 
 @pytest.mark.parametrize("name", ["plan", "submit", "resume", "status", "verify", "doctor"])

@@ -55,6 +55,8 @@ def test_the_file_of_a_job_says_what_to_measure_too(library: Library, run: Run, 
         (["--alpha", "0"], "--alpha and --beta are both 0: nothing would be better than anything else"),
         (["--beta", "-1"], "--beta should be greater than or equal to 0, not '-1'"),
         (["--bata", "1"], "no such option --bata; did you mean --beta?"),
+        (["--quick", "-m", "echo"], "no such option -m; MODEL is an argument here, so leave -m out"),
+        (["--model=echo"], "no such option --model; MODEL is an argument here, so leave --model out"),
         (["a", "b"], "Got unexpected extra argument (b)"),
     ],
 )

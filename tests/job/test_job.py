@@ -72,7 +72,10 @@ def test_text_becomes_a_typed_value(name: str, text: object, value: object) -> N
     [
         ({"max_token": 1}, "unknown option 'max_token'; did you mean 'max_tokens'?"),
         ({"zzz": 1}, "unknown option 'zzz'; `batchrun submit --help` lists the options"),
-        ({"max_tokens": "x"}, "--max-tokens should be a valid integer, unable to parse string as an integer, not 'x'"),
+        ({"max_tokens": "x"}, "--max-tokens should be a whole number, not 'x'"),
+        ({"max_tokens": 1.5}, "--max-tokens should be a whole number, not 1.5"),
+        ({"temperature": "hot"}, "--temperature should be a number, not 'hot'"),
+        ({"ignore_eos": "perhaps"}, "--ignore-eos should be true or false, not 'perhaps'"),
         ({"max_tokens": "0"}, "--max-tokens should be greater than or equal to 1, not '0'"),
         ({"dtype": "fp16"}, "--dtype should be 'auto', 'float32', 'bfloat16' or 'float16', not 'fp16'"),
         ({"checkpoint_every": "soon"}, "--checkpoint-every should be a duration such as 90s, 15m or 2h, not 'soon'"),

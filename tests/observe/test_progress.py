@@ -76,7 +76,10 @@ def test_log_has_a_line_at_once_one_a_minute_and_one_at_the_end(records: Records
         (0, PlanProgress(10)),
         (59, PlanProgress(20)),
         (60, PlanProgress(30)),
+        (60.1, PlanProgress(40)),
+        (60.2, PlanProgress(40, is_last=True)),
         (60.5, PlanProgress(7, "order")),
+        (60.6, PlanProgress(7, "order", is_last=True)),
         (61, run_at(0, 200)),
         (120, run_at(59, 290)),
         (121, run_at(60, 300, rows_done=9)),
@@ -89,9 +92,10 @@ def test_log_has_a_line_at_once_one_a_minute_and_one_at_the_end(records: Records
     assert records.lines == [
         ("progress", {"stage": "render", "rows": 10}),
         ("progress", {"stage": "render", "rows": 30}),
+        ("progress", {"stage": "render", "rows": 40}),
         ("progress", {"stage": "order", "rows": 7}),
-        ("progress", {"stage": "run", "rows": "0/63", "pct": "20.0", "tok_s": 0, "eta": "unknown"} | same),
-        ("progress", {"stage": "run", "rows": "9/63", "pct": "30.0", "tok_s": 10, "eta": "7m00s"} | same),
+        ("progress", {"stage": "run", "rows": "0/63", "tokens": "20.0%", "tok_s": 0, "eta": "unknown"} | same),
+        ("progress", {"stage": "run", "rows": "9/63", "tokens": "30.0%", "tok_s": 10, "eta": "7m00s"} | same),
         ("completed", {"rows": "63/63", "failed": 2, "tok_s": 10, "elapsed": "1m03s"}),
     ]
 
@@ -106,7 +110,7 @@ def test_log_lines_hold_no_carriage_return_nor_escape(records: Records) -> None:
     lines = stream.getvalue().split("\n")
     assert [line.split(" ", 1)[1] for line in lines[:-1]] == [
         "INFO progress stage=render rows=1",
-        "INFO progress stage=run rows=0/63 pct=0.1 failed=2 tok_s=10 hit=0.71 kv=0.83 "
+        "INFO progress stage=run rows=0/63 tokens=0.1% failed=2 tok_s=10 hit=0.71 kv=0.83 "
         "running=7 preemptions=1 eta=unknown",
         "WARNING bad \\x1b[31m row",
         "INFO completed rows=63/63 failed=2 tok_s=10 elapsed=1m03s",
@@ -162,7 +166,10 @@ def test_measuring_shows_how_many_steps_are_timed(records: Records) -> None:
         for steps in range(1, 8):
             observer(TuneProgress(steps, 7))
         observer.close()
-    assert records.lines == [("progress", {"stage": "measure", "steps": "1/7"})]
+    assert records.lines == [
+        ("progress", {"stage": "measure", "steps": "1/7"}),
+        ("progress", {"stage": "measure", "steps": "7/7"}),
+    ]
     assert "7/7" in stream.getvalue()
 
 
@@ -213,6 +220,11 @@ def test_terminal_without_width_gets_lines() -> None:
 def test_eta_ignores_what_an_earlier_process_did() -> None:
     assert eta_s(run_at(5, 400), run_at(15, 500)) == 50.0
     assert eta_s(run_at(5, 400), run_at(15, 400)) is None
+
+
+def test_nothing_is_left_of_a_job_whose_rows_are_done() -> None:
+    end = run_at(5, 1000, rows_done=63)
+    assert eta_s(end, end) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_progress_counts_rendered_and_then_ordered_rows(tmp_path: Path, spec: Mo
     events: list[Event] = []
     make_plan(job, expand(job.inputs), EchoTokenizer(), spec, tmp_path / "plan", events.append)
     assert events[0] == PlanProgress(3, "render")
-    assert events[-1] == PlanProgress(2, "order")
+    assert events[-1] == PlanProgress(3, "order", is_last=True)
 
 
 def test_kv_bytes_follow_dtype_and_device(job: Callable[..., Job]) -> None:

@@ -199,7 +199,7 @@ def test_params_column(job: MakeJob, spec: ModelSpec) -> None:
         None,
         RowError(
             "invalid_params",
-            "row 2: column 'p': temperature: Input should be greater than or equal to 0, not -1.0; "
+            "row 2: column 'p': temperature should be greater than or equal to 0, not -1.0; "
             "correct it, or null for the job's",
         ),
     ]

@@ -55,6 +55,9 @@ def test_every_bad_row_is_there_with_its_reason(bad_rows):
     assert json.loads(done.stdout)["errors"] == {
         "empty_prompt": 2, "overlong_prompt": 1, "invalid_utf8": 1, "invalid_params": 1
     }  # fmt: skip
+    messages = {row["error"]["type"]: row["error"]["message"] for row in reversed(failed)}
+    assert json.loads(done.stdout)["error_examples"] == messages
+    assert f"empty_prompt: {messages['empty_prompt']}" in done.stderr
 
 
 def test_a_template_fails_on_single_rows_only(bad_rows):
