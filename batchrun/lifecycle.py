@@ -66,7 +66,7 @@ def plan(job: Job, observe: Observe) -> Plan:
     """
     opened = _open(job)
     with opened.store.lock(job.wait_lock):
-        opened.store.check(job.model_dump(mode="json"), opened.identity)
+        _take_folder(opened, observe)
         return _planned(opened, observe)
 
 
@@ -97,7 +97,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
     opened = _open(job)
     store = opened.store
     with store.lock(job.wait_lock):
-        store.check(job.model_dump(mode="json"), opened.identity)
+        _take_folder(opened, observe)
         if store.is_complete:
             return _outcome(opened, load_plan(store.at.plan), None, began)
         plan = _planned(opened, observe)
@@ -161,18 +161,34 @@ def _tuned(opened: _Opened, observe: Observe) -> Job:
     return tuned
 
 
+def _take_folder(opened: _Opened, observe: Observe) -> None:
+    """Makes the folder this job's.
+
+    Another job that was there goes only once this one's plan is made, so that one that cannot be planned costs nothing.
+    """
+    store, options, identity = opened.store, opened.job.model_dump(mode="json"), opened.identity
+    if not store.holds_other(identity):
+        store.check(options, identity)
+        return
+    staged = store.at.tmp / store.at.plan.name
+    _make_plan(opened, staged, observe)
+    store.check(options, identity)
+    store.adopt_plan(staged)
+
+
 def _planned(opened: _Opened, observe: Observe) -> Plan:
-    job, store = opened.job, opened.store
-    found = load_plan(store.at.plan)
-    if found is not None:
-        return found
+    return load_plan(opened.store.at.plan) or _make_plan(opened, opened.store.at.plan, observe)
+
+
+def _make_plan(opened: _Opened, folder: Path, observe: Observe) -> Plan:
+    job = opened.job
     tokenizer = load_tokenizer(
         opened.checkpoint,
         tokenizer=job.tokenizer,
         chat_template=job.chat_template,
         trust_remote_code=job.trust_remote_code,
     )
-    return make_plan(job, opened.files, tokenizer, opened.checkpoint.spec, store.at.plan, observe)
+    return make_plan(job, opened.files, tokenizer, opened.checkpoint.spec, folder, observe)
 
 
 @contextmanager
