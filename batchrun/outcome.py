@@ -58,19 +58,21 @@ class Outcome:
         """The share of the prompt tokens that a shared prefix saved."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
-    def check_budget(self) -> None:
+    def check_budget(self, remedy: str | None = None) -> None:
         """Nothing, when few enough rows failed.
 
         Raises:
-            DataError: more failed than the budget allows, or all of them. The output is complete all the same.
+            DataError: more failed than the budget allows, or all of them; the message ends with `remedy`, by default
+                where the errors are. The output is complete all the same.
         """
+        remedy = remedy or f"see the error column of {self.output}"
         worst = ", ".join(f"{name} {count}" for name, count in sorted(self.errors.items(), key=lambda item: -item[1]))
         if self.rows and self.num_failed == self.rows:
-            raise DataError(f"all {self.rows:,} rows failed ({worst}); see the error column of {self.output}")
+            raise DataError(f"all {self.rows:,} rows failed ({worst}); {remedy}")
         if self.max_error_rate is not None and self.error_rate > self.max_error_rate:
             raise DataError(
                 f"{self.num_failed:,} of {self.rows:,} rows failed ({worst}), more than --max-error-rate "
-                f"{self.max_error_rate:.4g} allows; see the error column of {self.output}"
+                f"{self.max_error_rate:.4g} allows; {remedy}"
             )
 
     def as_dict(self) -> dict[str, Any]:
