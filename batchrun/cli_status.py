@@ -17,7 +17,7 @@ from batchrun.errors import DataError, ModelUnavailable
 from batchrun.observe.duration import duration
 from batchrun.observe.printable import one_line
 from batchrun.store.layout import Layout, read_json
-from batchrun.store.status import Status
+from batchrun.store.status import Status, StatusWord
 from batchrun.store.status import status as look
 
 if TYPE_CHECKING:
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from batchrun.store.verify import VerifyReport
 
 _WATCH_EVERY_S = 2.0
+_WHAT_NOW: Mapping[StatusWord, str] = {
+    "planned": "nothing has run yet; batchrun resume runs it",
+    "interrupted": "its process is gone; what was committed is kept, batchrun resume goes on from there",
+    "cancelled": "stopped cleanly; batchrun resume goes on from there",
+    "failed": "ended with an error; what was committed is kept, batchrun resume goes on from there",
+    "output_missing": "it was complete, but its result was moved, deleted or has lost files; "
+                      "batchrun resume writes it again from the parts once nothing is there",
+}  # fmt: skip
 _as_json = click.option("--json", "is_json", is_flag=True, envvar="BATCHRUN_JSON", help="One JSON object on stdout.")
 
 
@@ -44,7 +52,7 @@ def status(output: str, is_json: bool, watch: bool) -> None:
     said = ""
     while watch and now.holder is not None:
         if (line := _rows(now)) != said:
-            click.echo(f"{now.status}  {line}", err=True)
+            click.echo(f"{now.status.replace('_', ' ')}  {line}", err=True)
         said = line
         time.sleep(_WATCH_EVERY_S)
         now = look(out)
@@ -90,7 +98,8 @@ def doctor(is_json: bool) -> None:
 
 def status_text(now: Status, at_s: float) -> str:
     """One look at a job; `at_s` is the time of the look, seconds since the epoch."""
-    lines = [("status", now.status), ("rows", _rows(now))]
+    what_now = _WHAT_NOW.get(now.status, "")
+    lines = [("status", joined(now.status.replace("_", " "), what_now)), ("rows", _rows(now))]
     if now.holder is not None:
         lines.append(("held by", one_line(f"process {now.holder.pid} on {now.holder.host}")))
     if now.progress_at is not None and "elapsed_s" in now.progress:

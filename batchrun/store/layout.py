@@ -94,6 +94,11 @@ class Layout:
         """Whether OUT holds the answers of the job in the job folder."""
         return (self.out / FIRST_FILE).is_file() and self.job.is_file() and not self.overwriting.exists()
 
+    @property
+    def was_published(self) -> bool:
+        """Whether the job's answers have been at OUT, wherever they are now."""
+        return self.manifest.is_file() and not self.ready.exists() and not self.overwriting.exists()
+
     def require_job(self) -> None:
         """Raises InputMissing when there is no job, StorageFailed when that cannot be told."""
         try:
