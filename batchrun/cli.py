@@ -3,6 +3,7 @@
 Subcommands are imported when they are called, so that `status` pays for nothing but itself.
 """
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+from batchrun.cli_signals import interrupt_once
 from batchrun.errors import BatchrunError, Interrupted, UsageError
 from batchrun.nearest import nearest
 from batchrun.observe.printable import one_line
@@ -101,4 +103,5 @@ def batchrun() -> None:
 
 def main() -> None:
     """The entry point of the installed command."""
+    signal.signal(signal.SIGINT, interrupt_once)
     batchrun(prog_name="batchrun")

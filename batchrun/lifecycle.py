@@ -215,6 +215,9 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
     try:
         yield record
         ending = "finalizing" if latest.get("rows_done") == latest.get("rows_total") else "cancelled"
+    except KeyboardInterrupt:
+        ending = "cancelled"
+        raise
     finally:
         try:
             store.write_progress(latest | {"status": ending})
