@@ -39,9 +39,9 @@ def refuse_foreign(at: Layout, *, overwrite: bool) -> None:
     strange = sorted(name for name in names if not _RESULT_FILE.fullmatch(name))
     # Also with `overwrite`: a folder with anything else in it is never ours to delete.
     if strange or FIRST_FILE not in names:
-        raise _damaged(at, strange) if at.was_published else OutputRefused(
-            f"{at.out} exists and is not a result of batchrun; move it, or choose another -o"
-        )
+        if at.was_published:
+            raise _damaged(at, strange)
+        raise OutputRefused(f"{at.out} exists and is not a result of batchrun; move it, or choose another -o")
     if not overwrite and not at.job.is_file():
         raise OutputRefused(
             f"{at.out} exists without its job folder {at.folder.name}; choose another -o, or --overwrite to replace it"
