@@ -40,6 +40,8 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        if not stop.level:
+            raise
         raise stop.error("what was committed is kept") from None
     finally:
         if stop.level:
