@@ -72,11 +72,13 @@ def _paths(inputs: Inputs) -> list[str | Path]:
     """Raises UsageError for what is no path: a table would otherwise be taken for the names of its columns."""
     if isinstance(inputs, str | Path):
         return [inputs]
-    several = list(inputs) if isinstance(inputs, Sequence | Iterator) else []
-    strange = next((each for each in several or [inputs] if not isinstance(each, str | Path)), None)
-    if strange is not None:
+    several = list(inputs) if isinstance(inputs, Sequence | Iterator) else None
+    strange: list[object] = (
+        [inputs] if several is None else [each for each in several if not isinstance(each, str | Path)]
+    )
+    if strange or several is None:
         raise UsageError(
-            f"plan() and submit() take paths of files, not {type(strange).__name__}; for tables use generate(), "
+            f"plan() and submit() take paths of files, not {type(strange[0]).__name__}; for tables use generate(), "
             "or write one to Parquet first"
         )
     return several
