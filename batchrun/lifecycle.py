@@ -108,7 +108,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
                 ran = local.run(tuned, plan, opened.checkpoint, store, recorded, stop)
             if not ran.is_complete:
                 observe(_finished("stopped", store, plan, ran, began))
-                raise stop.error(f"{store.num_done():,} of {plan.summary.num_rows:,} rows are committed")
+                raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
         publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened))
         observe(_finished("completed", store, plan, ran, began))
@@ -225,6 +225,15 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
             # The disk is what failed the job, most likely; its own error is on the way already.
             if ending != "failed":
                 raise
+
+
+def _saved(store: Store, plan: Plan) -> str:
+    """What a stopped job keeps, in a few words."""
+    committed = f"{store.num_done():,} of {plan.summary.num_rows:,} rows are committed"
+    unfinished = store.num_unfinished()
+    if not unfinished:
+        return committed
+    return f"{committed}, the tokens of {unfinished:,} unfinished {'row' if unfinished == 1 else 'rows'} are saved"
 
 
 def _footer(opened: _Opened) -> dict[str, str]:

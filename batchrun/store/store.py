@@ -203,6 +203,14 @@ class Store:
         """What `save_partial` saved last; empty when nothing was. Raises StorageFailed when it is damaged."""
         return partial.load(self.at)
 
+    def num_unfinished(self) -> int:
+        """Rows that are in no part and have saved tokens. Raises StorageFailed when either cannot be read."""
+        saved = self.load_partial()
+        done = (
+            (row for part in self.at.list_parts() for row in read_row_idx(part, self.job_id).tolist()) if saved else ()
+        )
+        return len(saved.keys() - done)
+
     def write_progress(self, progress: Mapping[str, Any]) -> None:
         """Replaces what `status` shows of the running process; its "status" is one of `status.StatusWord`."""
         temporary = new_name(self.at.tmp, self.at.progress.name)
