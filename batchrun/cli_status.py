@@ -16,7 +16,7 @@ from batchrun.cli_text import aligned, failed, joined, latency_lines, size
 from batchrun.errors import DataError, ModelUnavailable
 from batchrun.observe.duration import duration
 from batchrun.observe.printable import one_line
-from batchrun.store.layout import Layout, read_json
+from batchrun.store.layout import Layout, named_by, read_json
 from batchrun.store.status import Status, StatusWord
 from batchrun.store.status import status as look
 
@@ -47,7 +47,7 @@ def status(output: str, is_json: bool, watch: bool) -> None:
     Example:
       batchrun status out/reviews
     """
-    out = Path(output)
+    out = named_by(Path(output))
     now = look(out)
     said = ""
     while watch and now.holder is not None:
@@ -71,12 +71,12 @@ def verify(output: str, is_json: bool) -> None:
     """
     from batchrun.store.verify import verify as prove
 
-    out = Path(output)
+    out = named_by(Path(output))
     stored = read_json(Layout(out).job) or {"job": {"output_prefix": ""}}
     report = prove(out, f"{stored['job']['output_prefix']}row_idx")
     click.echo(json.dumps(asdict(report) | {"is_ok": report.is_ok}) if is_json else verify_text(report))
     if not report.is_ok:
-        raise DataError(f"{output} is not what the job should have written: {report.problems[0]}")
+        raise DataError(f"{out} is not what the job should have written: {_problems(report)}")
 
 
 @click.command()
@@ -115,9 +115,14 @@ def verify_text(report: "VerifyReport") -> str:
     lines = [
         ("rows", joined(rows, f"{report.num_failed:,} failed" if report.num_failed else "")),
         ("files", f"{report.num_files:,}"),
-        ("verdict", "complete" if report.is_ok else one_line(f"{len(report.problems):,} problems")),
+        ("verdict", "complete" if report.is_ok else _problems(report)),
     ]
     return aligned([*lines, *(("", one_line(problem)) for problem in report.problems)])
+
+
+def _problems(report: "VerifyReport") -> str:
+    num_problems = len(report.problems)
+    return "1 problem" if num_problems == 1 else f"{num_problems:,} problems"
 
 
 def doctor_text(report: "DoctorReport") -> str:

@@ -97,7 +97,32 @@ def test_verify_of_an_unfinished_job_is_65_with_the_report_on_stdout(run: Run, t
     assert result.exit_code == 65
     report = json.loads(result.stdout)
     assert (report["is_ok"], report["num_rows"], len(report["problems"])) == (False, 0, 1)
-    assert result.stderr == f"error: out is not what the job should have written: {report['problems'][0]}\n"
+    assert result.stderr == "error: out is not what the job should have written: 1 problem\n"
+
+
+def test_verify_says_each_problem_once(run: Run, tmp_path: Path) -> None:
+    """The only problem was on stdout and again in the error, as "1 problems"."""
+    (tmp_path / "out.batchrun").mkdir()
+    (tmp_path / "out.batchrun" / "job.json").write_text('{"job": {"output_prefix": ""}, "fingerprint": {}}')
+    result = run("verify", "out")
+    assert "verdict  1 problem\n" in result.stdout
+    assert (result.output.count("out is not complete: "), result.exit_code) == (1, 65)
+
+
+@pytest.mark.parametrize("name", ["out", "out.batchrun", "out.batchrun/"])
+@pytest.mark.parametrize("command", ["status", "verify"])
+def test_a_job_may_be_named_by_its_folder(run: Run, tmp_path: Path, name: str, command: str) -> None:
+    """Tab completion led to "no job at out.batchrun.batchrun"."""
+    assert run(command, name).stderr == "error: no job at out.batchrun; batchrun submit creates one\n"
+    (tmp_path / "out.batchrun").mkdir()
+    (tmp_path / "out.batchrun" / "job.json").write_text('{"job": {"output_prefix": ""}, "fingerprint": {}}')
+    assert json.loads(run(command, name, "--json").stdout)["output"] == "out"
+
+
+def test_an_output_whose_own_name_ends_so_is_found(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "out.batchrun.batchrun").mkdir()
+    (tmp_path / "out.batchrun.batchrun" / "job.json").write_text('{"job": {"output_prefix": ""}, "fingerprint": {}}')
+    assert json.loads(run("status", "out.batchrun", "--json").stdout)["output"] == "out.batchrun"
 
 
 def test_verify_text_lists_every_problem() -> None:
