@@ -19,6 +19,14 @@ _SAID = {
 }
 
 
+class _LeaveNow(KeyboardInterrupt):
+    """Raised by a signal wherever the program is.
+
+    Not KeyboardInterrupt itself: of that one the interpreter remembers that it passed through an exec() of text, as
+    imports do, and ends by the signal though it was caught.
+    """
+
+
 @contextmanager
 def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
     """Within the block the signals raise `stop`; the handlers of before come back unless one did.
@@ -30,7 +38,7 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
     def ask(number: int, frame: FrameType | None) -> None:
         if stop.level == AT_ONCE:
             _ignore_signals()
-            raise KeyboardInterrupt
+            raise _LeaveNow
         # A handler may have interrupted a write to sys.stderr, which cannot be entered twice.
         os.write(2, _SAID[stop.request(signal.Signals(number).name)])
 
@@ -54,7 +62,7 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
 def interrupt_once(number: int, frame: FrameType | None) -> None:
     """The program's own handler of SIGINT, outside of jobs: one ends it, those that follow do not disturb its end."""
     _ignore_signals()
-    raise KeyboardInterrupt
+    raise _LeaveNow
 
 
 def _ignore_signals() -> None:

@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +79,28 @@ def test_outside_of_jobs_one_interrupt_ends_the_program_and_the_rest_is_not_hear
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("is_job", [True, False])
+def test_signals_in_the_middle_of_an_import_end_the_program_by_its_exit_code(tmp_path: Path, is_job: bool) -> None:
+    """Caught and answered with 130, the program was killed by the signal all the same."""
+    block = "stopping_on_signals(StopRequest())" if is_job else "nullcontext()"
+    (tmp_path / "program.py").write_text(f"""
+import os, signal, sys
+from contextlib import nullcontext
+from batchrun.cli_signals import interrupt_once, stopping_on_signals
+from batchrun.errors import Interrupted
+from batchrun.stop import StopRequest
+signal.signal(signal.SIGINT, interrupt_once)
+try:
+    with {block}:
+        exec("for _ in range(4): os.kill(os.getpid(), signal.SIGINT)")
+except (KeyboardInterrupt, Interrupted):
+    sys.exit(130)
+""")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    program = subprocess.run([sys.executable, "-m", "program"], env=os.environ | {"PYTHONPATH": path}, check=False)
+    assert program.returncode == 130
 
 
 def test_planning_gives_way_at_its_next_event() -> None:
