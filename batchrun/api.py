@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from batchrun import frames, lifecycle
 from batchrun.checkpoint import cache_folder
+from batchrun.errors import UsageError
 from batchrun.job import Job
 from batchrun.observe.events import Event, Observe
 from batchrun.outcome import Outcome
@@ -38,26 +39,49 @@ def plan(inputs: Inputs, *, output: str | Path | None = None, observe: Observe |
 def submit(inputs: Inputs, *, output: str | Path, observe: Observe | None = None, **options: Any) -> Outcome:
     """Runs a job to its end, or goes on with it; the result is the Parquet dataset at `output`.
 
-    `options` are the command's, with underscores. Raises BatchrunError as the command would.
+    `options` are the command's, with underscores. Raises BatchrunError as the command would: also when more rows
+    failed than `max_error_rate` allows, or all of them, though the result is there then.
     """
-    return lifecycle.submit(_job(inputs, output, options), observe or _ignore, StopRequest())
+    outcome = lifecycle.submit(_job(inputs, output, options), observe or _ignore, StopRequest())
+    outcome.check_budget()
+    return outcome
 
 
 def generate(dataset: T, *, observe: Observe | None = None, **options: Any) -> T:
     """The rows of `dataset` with their answers: a pandas DataFrame, datasets.Dataset or pyarrow.Table, as it came.
 
     Works in a temporary folder, so nothing is resumed; use `submit` for what should survive. `options` are the
-    command's, with underscores. Raises BatchrunError as the command would.
+    command's, with underscores. Raises BatchrunError as the command would: also when more rows failed than
+    `max_error_rate` allows, or all of them.
     """
     with _temporary_folder() as folder:
         frames.write(dataset, folder / "input.parquet")
-        submit(folder / "input.parquet", output=folder / "out", observe=observe, **options)
-        return frames.read_like(dataset, folder / "out")
+        job = _job(folder / "input.parquet", folder / "out", options)
+        outcome = lifecycle.submit(job, observe or _ignore, StopRequest())
+        answered = frames.read_like(dataset, outcome.output)
+        if outcome.errors:
+            outcome.check_budget(f"the first: {frames.first_error(outcome.output, job.output_prefix)}")
+        return answered
 
 
 def _job(inputs: Inputs, output: str | Path, options: dict[str, Any]) -> Job:
-    several = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    return Job.load({"inputs": tuple(map(str, several)), "output": str(output), **options})
+    return Job.load({"inputs": tuple(map(str, _paths(inputs))), "output": str(output), **options})
+
+
+def _paths(inputs: Inputs) -> list[str | Path]:
+    """Raises UsageError for what is no path: a table would otherwise be taken for the names of its columns."""
+    if isinstance(inputs, str | Path):
+        return [inputs]
+    several = list(inputs) if isinstance(inputs, Sequence | Iterator) else None
+    strange: list[object] = (
+        [inputs] if several is None else [each for each in several if not isinstance(each, str | Path)]
+    )
+    if strange or several is None:
+        raise UsageError(
+            f"plan() and submit() take paths of files, not {type(strange[0]).__name__}; for tables use generate(), "
+            "or write one to Parquet first"
+        )
+    return several
 
 
 @contextmanager

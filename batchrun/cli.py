@@ -4,6 +4,7 @@ Subcommands are imported when they are called, so that `status` pays for nothing
 """
 
 import gc
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,6 +12,7 @@ from typing import Any
 
 import click
 
+from batchrun.cli_signals import interrupt_once
 from batchrun.errors import BatchrunError, Interrupted, UsageError
 from batchrun.nearest import nearest
 from batchrun.observe.printable import one_line
@@ -108,4 +110,5 @@ def main() -> None:
     """The entry point of the installed command."""
     # The libraries make a million objects that stay; looking through them again and again takes over half a second.
     gc.set_threshold(10_000)
+    signal.signal(signal.SIGINT, interrupt_once)
     batchrun(prog_name="batchrun")

@@ -25,6 +25,7 @@ from batchrun.observe.progress import make_observer
 from batchrun.outcome import Outcome
 from batchrun.plan.sharing import decide
 from batchrun.stop import StopRequest
+from batchrun.store.layout import named_by
 
 
 @click.command(cls=JobCommand, params=job_options())
@@ -83,7 +84,7 @@ def resume(output: str, **given: Any) -> None:
 
     from batchrun import lifecycle
 
-    _run(console, lambda observe, stop: lifecycle.resume(Path(output).absolute(), observe, stop))
+    _run(console, lambda observe, stop: lifecycle.resume(named_by(Path(output)).absolute(), observe, stop))
 
 
 def _run(console: Console, work: Callable[[Observe, StopRequest], Outcome]) -> None:

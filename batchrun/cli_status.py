@@ -16,8 +16,8 @@ from batchrun.cli_text import aligned, failed, joined, latency_lines, size
 from batchrun.errors import DataError, ModelUnavailable
 from batchrun.observe.duration import duration
 from batchrun.observe.printable import one_line
-from batchrun.store.layout import Layout, read_json
-from batchrun.store.status import Status
+from batchrun.store.layout import Layout, named_by, read_json
+from batchrun.store.status import Status, StatusWord
 from batchrun.store.status import status as look
 
 if TYPE_CHECKING:
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from batchrun.store.verify import VerifyReport
 
 _WATCH_EVERY_S = 2.0
+_WHAT_NOW: Mapping[StatusWord, str] = {
+    "planned": "nothing has run yet; batchrun resume runs it",
+    "interrupted": "its process is gone; what was committed is kept, batchrun resume goes on from there",
+    "cancelled": "stopped cleanly; batchrun resume goes on from there",
+    "failed": "ended with an error; what was committed is kept, batchrun resume goes on from there",
+    "output_missing": "it was complete, but its result was moved, deleted or has lost files; "
+                      "batchrun resume writes it again from the parts once nothing is there",
+}  # fmt: skip
 _as_json = click.option("--json", "is_json", is_flag=True, envvar="BATCHRUN_JSON", help="One JSON object on stdout.")
 
 
@@ -39,12 +47,12 @@ def status(output: str, is_json: bool, watch: bool) -> None:
     Example:
       batchrun status out/reviews
     """
-    out = Path(output)
+    out = named_by(Path(output))
     now = look(out)
     said = ""
     while watch and now.holder is not None:
         if (line := _rows(now)) != said:
-            click.echo(f"{now.status}  {line}", err=True)
+            click.echo(f"{now.status.replace('_', ' ')}  {line}", err=True)
         said = line
         time.sleep(_WATCH_EVERY_S)
         now = look(out)
@@ -65,12 +73,12 @@ def verify(output: str, is_json: bool) -> None:
     """
     from batchrun.store.verify import verify as prove
 
-    out = Path(output)
+    out = named_by(Path(output))
     stored = read_json(Layout(out).job) or {"job": {"output_prefix": ""}}
     report = prove(out, f"{stored['job']['output_prefix']}row_idx")
     click.echo(json.dumps(asdict(report) | {"is_ok": report.is_ok}) if is_json else verify_text(report))
     if not report.is_ok:
-        raise DataError(f"{output} is not what the job should have written: {report.problems[0]}")
+        raise DataError(f"{out} is not what the job should have written: {_problems(report)}")
 
 
 @click.command()
@@ -94,7 +102,8 @@ def doctor(is_json: bool) -> None:
 
 def status_text(now: Status, at_s: float) -> str:
     """One look at a job; `at_s` is the time of the look, seconds since the epoch."""
-    lines = [("status", now.status), ("rows", _rows(now))]
+    what_now = _WHAT_NOW.get(now.status, "")
+    lines = [("status", joined(now.status.replace("_", " "), what_now)), ("rows", _rows(now))]
     if now.holder is not None:
         lines.append(("held by", one_line(f"process {now.holder.pid} on {now.holder.host}")))
     if now.progress_at is not None and "elapsed_s" in now.progress:
@@ -110,9 +119,14 @@ def verify_text(report: "VerifyReport") -> str:
     lines = [
         ("rows", joined(rows, f"{report.num_failed:,} failed" if report.num_failed else "")),
         ("files", f"{report.num_files:,}"),
-        ("verdict", "complete" if report.is_ok else one_line(f"{len(report.problems):,} problems")),
+        ("verdict", "complete" if report.is_ok else _problems(report)),
     ]
     return aligned([*lines, *(("", one_line(problem)) for problem in report.problems)])
+
+
+def _problems(report: "VerifyReport") -> str:
+    num_problems = len(report.problems)
+    return "1 problem" if num_problems == 1 else f"{num_problems:,} problems"
 
 
 def doctor_text(report: "DoctorReport") -> str:

@@ -32,6 +32,13 @@ def read_like(dataset: T, folder: Path) -> T:
     return result  # type: ignore[no-any-return]
 
 
+def first_error(folder: Path, prefix: str) -> str:
+    """The message of the first failed row in the Parquet files of `folder`, which has one."""
+    name = f"{prefix}error"
+    columns = (pq.read_table(file, columns=[name]).column(name) for file in sorted(folder.glob("*.parquet")))
+    return next(str(error["message"]) for column in columns for error in column.drop_null().to_pylist())
+
+
 def _to_arrow(dataset: Any) -> pa.Table:
     if isinstance(dataset, pa.Table):
         return dataset

@@ -78,8 +78,9 @@ def plan(job: Job, observe: Observe) -> Plan:
     """
     opened = _open(job)
     with opened.store.lock(job.wait_lock):
-        opened.store.check(job.model_dump(mode="json"), opened.identity)
-        return _planned(opened, opened.load_tokenizer, observe)
+        tokenizer = cache(opened.load_tokenizer)
+        _take_folder(opened, tokenizer, observe)
+        return _planned(opened, tokenizer, observe)
 
 
 def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
@@ -109,10 +110,10 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
     opened = _open(job)
     store = opened.store
     with store.lock(job.wait_lock):
-        store.check(job.model_dump(mode="json"), opened.identity)
+        tokenizer = cache(opened.load_tokenizer)
+        _take_folder(opened, tokenizer, observe)
         if store.is_complete:
             return _outcome(opened, load_plan(store.at.plan), None, began)
-        tokenizer = cache(opened.load_tokenizer)
         plan = _planned(opened, tokenizer, observe)
         ran = local.Ran(is_complete=True, counters=Counters(), seconds=0.0)
         if store.num_done() < plan.summary.num_rows:
@@ -121,7 +122,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
                 ran = local.run(tuned, plan, opened.checkpoint, tokenizer(), store, recorded, stop)
             if not ran.is_complete:
                 observe(_finished("stopped", store, plan, ran, began))
-                raise stop.error(f"{store.num_done():,} of {plan.summary.num_rows:,} rows are committed")
+                raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
         publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened))
         observe(_finished("completed", store, plan, ran, began))
@@ -174,12 +175,27 @@ def _tuned(opened: _Opened, observe: Observe) -> Job:
     return tuned
 
 
+def _take_folder(opened: _Opened, tokenizer: Callable[[], Tokenizer], observe: Observe) -> None:
+    """Makes the folder this job's.
+
+    Another job that was there goes only once this one's plan is made, so that one that cannot be planned costs nothing.
+    """
+    store, options, identity = opened.store, opened.job.model_dump(mode="json"), opened.identity
+    if not store.holds_other(identity):
+        store.check(options, identity)
+        return
+    staged = store.at.tmp / store.at.plan.name
+    _make_plan(opened, staged, tokenizer, observe)
+    store.check(options, identity)
+    store.adopt_plan(staged)
+
+
 def _planned(opened: _Opened, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
-    job, store = opened.job, opened.store
-    found = load_plan(store.at.plan)
-    if found is not None:
-        return found
-    return make_plan(job, opened.files, tokenizer(), opened.checkpoint.spec, store.at.plan, observe)
+    return load_plan(opened.store.at.plan) or _make_plan(opened, opened.store.at.plan, tokenizer, observe)
+
+
+def _make_plan(opened: _Opened, folder: Path, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
+    return make_plan(opened.job, opened.files, tokenizer(), opened.checkpoint.spec, folder, observe)
 
 
 @contextmanager
@@ -206,6 +222,9 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
     try:
         yield record
         ending = "finalizing" if latest.get("rows_done") == latest.get("rows_total") else "cancelled"
+    except KeyboardInterrupt:
+        ending = "cancelled"
+        raise
     finally:
         try:
             store.write_progress(latest | {"status": ending})
@@ -213,6 +232,15 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
             # The disk is what failed the job, most likely; its own error is on the way already.
             if ending != "failed":
                 raise
+
+
+def _saved(store: Store, plan: Plan) -> str:
+    """What a stopped job keeps, in a few words."""
+    committed = f"{store.num_done():,} of {plan.summary.num_rows:,} rows are committed"
+    unfinished = store.num_unfinished()
+    if not unfinished:
+        return committed
+    return f"{committed}, the tokens of {unfinished:,} unfinished {'row' if unfinished == 1 else 'rows'} are saved"
 
 
 def _footer(opened: _Opened) -> dict[str, str]:

@@ -67,19 +67,18 @@ class Outcome:
         """The share of the prompt tokens that a shared prefix saved."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
-    def check_budget(self) -> None:
+    def check_budget(self, remedy: str | None = None) -> None:
         """Nothing, when few enough rows failed.
 
         Raises:
-            DataError: more failed than the budget allows, or all of them. The output is complete all the same.
+            DataError: more failed than the budget allows, or all of them; the message ends with `remedy`, by default
+                where the errors are. The output is complete all the same.
         """
+        remedy = remedy or f"see the error column of {self.output}"
         if self.rows and self.num_failed == self.rows:
-            raise DataError(f"{self.failures}; see the error column of {self.output}")
+            raise DataError(f"{self.failures}; {remedy}")
         if self.max_error_rate is not None and self.error_rate > self.max_error_rate:
-            raise DataError(
-                f"{self.failures}, more than --max-error-rate {self.max_error_rate:.4g} allows; "
-                f"see the error column of {self.output}"
-            )
+            raise DataError(f"{self.failures}, more than --max-error-rate {self.max_error_rate:.4g} allows; {remedy}")
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values for JSON, with the derived figures."""

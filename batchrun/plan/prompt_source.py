@@ -98,13 +98,13 @@ class MessagesColumn:
         if isinstance(value, RowError):
             return value
         try:
-            messages = json.loads(value) if isinstance(value, str) and value else value
+            messages = _parsed(value) if isinstance(value, str) and value else value
             if not messages:
                 what = "null" if value is None else "empty"
                 message = f"row {row}: column {self._name!r} is {what}; fill it or filter the row out"
                 return RowError("empty_prompt", message)
             return _checked(messages)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return RowError("template_error", f"row {row}: column {self._name!r}: {error}; correct it")
 
 
@@ -113,6 +113,15 @@ def _is_messages(kind: pa.DataType) -> bool:
         return False
     names = [field.name for field in kind.value_type] if pa.types.is_struct(kind.value_type) else []
     return "role" in names and "content" in names
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _checked(messages: Any) -> "Conversation":

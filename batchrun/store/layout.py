@@ -14,6 +14,7 @@ from batchrun.errors import InputMissing, StorageFailed
 
 _PART_NAME = re.compile(r"part-(\d{5,})-(\d{4,})\.parquet")
 FIRST_FILE = "part-00000.parquet"
+_FOLDER_SUFFIX = ".batchrun"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,7 +34,7 @@ class Layout:
 
     @property
     def folder(self) -> Path:
-        return self.out.with_name(self.out.name + ".batchrun")
+        return self.out.with_name(self.out.name + _FOLDER_SUFFIX)
 
     @property
     def job(self) -> Path:
@@ -94,6 +95,11 @@ class Layout:
         """Whether OUT holds the answers of the job in the job folder."""
         return (self.out / FIRST_FILE).is_file() and self.job.is_file() and not self.overwriting.exists()
 
+    @property
+    def was_published(self) -> bool:
+        """Whether the job's answers have been at OUT, wherever they are now."""
+        return self.manifest.is_file() and not self.ready.exists() and not self.overwriting.exists()
+
     def require_job(self) -> None:
         """Raises InputMissing when there is no job, StorageFailed when that cannot be told."""
         try:
@@ -123,6 +129,16 @@ class Layout:
     def read_holder(self) -> dict[str, Any]:
         """`pid` and `host` of whoever took the lock last; empty when nothing readable is there."""
         return _read_hint(self.holder)
+
+
+def named_by(path: Path) -> Path:
+    """The OUT of a job of which `path` is OUT or, as the shell completes it, the job folder."""
+    is_folder = path.name.endswith(_FOLDER_SUFFIX) and path.name != _FOLDER_SUFFIX
+    return (
+        path.with_name(path.name.removesuffix(_FOLDER_SUFFIX))
+        if is_folder and not Layout(path).folder.exists()
+        else path
+    )
 
 
 def _read_hint(path: Path) -> dict[str, Any]:

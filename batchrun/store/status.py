@@ -13,10 +13,11 @@ from typing import Any, Literal, get_args
 from batchrun.store import counts
 from batchrun.store.layout import Layout, read_json
 
-# The words of the OpenAI Batch API.
+# The words of the OpenAI Batch API, and three that it has no need of.
 StatusWord = Literal[
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
-]
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
+    "planned", "interrupted", "output_missing",
+]  # fmt: skip
 _ENDINGS = {"failed", "expired", "cancelled"}
 
 
@@ -41,9 +42,11 @@ class RequestCounts:
 class Status:
     """One look at a job.
 
-    `status` "validating" means planned at most; "failed" that the process ended without saying why; "cancelled" that
-    it stopped cleanly. The same command goes on from any of them. `errors` counts failed rows by type. `progress` is
-    what the process said of its rates at `progress_at` (seconds since the epoch).
+    `status` "validating" means that a process plans the job; "planned" that nobody has run it yet; "cancelled" that it
+    stopped cleanly, "failed" that it ended with an error, "interrupted" that its process was gone without a word;
+    "output_missing" that the result was published and is not at OUT any more. The same command goes on from any of
+    them. `errors` counts failed rows by type. `progress` is what the process said of its rates at `progress_at`
+    (seconds since the epoch).
     """
 
     output: str
@@ -93,16 +96,22 @@ def num_planned(at: Layout) -> int | None:
 def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusWord:
     if at.is_complete:
         return "completed"
-    if is_held and said == "cancelling":
-        return "cancelling"
-    if is_held and is_done:
-        return "finalizing"
-    if is_held and at.plan.exists():
-        return "in_progress"
-    if is_held or said is None:
-        return "validating"
+    if is_held:
+        return _word_of_held(at, is_done, said)
+    if at.was_published:
+        return "output_missing"
+    if said is None and at.plan.exists():
+        return "planned"
     # Nobody holds it: it ended as it said, or without a word.
-    return next((word for word in get_args(StatusWord) if word == said and word in _ENDINGS), "failed")
+    return next((word for word in get_args(StatusWord) if word == said and word in _ENDINGS), "interrupted")
+
+
+def _word_of_held(at: Layout, is_done: bool, said: str | None) -> StatusWord:
+    if said == "cancelling":
+        return "cancelling"
+    if is_done:
+        return "finalizing"
+    return "in_progress" if at.plan.exists() else "validating"
 
 
 def _holder(at: Layout) -> Holder | None:

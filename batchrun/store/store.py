@@ -116,18 +116,36 @@ class Store:
             JobMismatch: the folder has answers of a job with another fingerprint.
         """
         assert self._has_lock, "check() belongs inside lock()"
+        is_other = self.holds_other(fingerprint)
         stored = read_json(self.at.job)
-        known = (stored or {}).get("fingerprint", {})
-        differing = sorted(key for key in {*known, *fingerprint} if known.get(key) != fingerprint.get(key))
-        if stored and differing and not self.overwrite and self._has_answers():
-            raise JobMismatch(str(self.at.folder), tuple(differing))
         with storage_errors(self.at.folder):
-            if not stored or differing or (self.overwrite and self.is_complete):
+            if not stored or is_other:
                 self._start_over()
             self.at.parts.mkdir(exist_ok=True)
             content = {"job": dict(job), "fingerprint": dict(fingerprint)}
             if content != stored or not self.at.job.exists():
                 write_file(self.at.job, json.dumps(content, indent=1).encode(), self.at.tmp)
+
+    def holds_other(self, fingerprint: Mapping[str, str]) -> bool:
+        """Whether the folder has a job that `check` would remove in favour of this one; changes nothing.
+
+        Raises:
+            JobMismatch: as `check`.
+        """
+        stored = read_json(self.at.job)
+        if not stored:
+            return False
+        known = stored.get("fingerprint", {})
+        differing = sorted(key for key in {*known, *fingerprint} if known.get(key) != fingerprint.get(key))
+        if differing and not self.overwrite and self._has_answers():
+            raise JobMismatch(str(self.at.folder), tuple(differing))
+        return bool(differing) or (self.overwrite and self.is_complete)
+
+    def adopt_plan(self, staged: Path) -> None:
+        """Moves a plan that was made elsewhere in the folder to its place, where none is. Raises StorageFailed."""
+        with storage_errors(self.at.plan):
+            staged.rename(self.at.plan)
+            sync_folder(self.at.folder)
 
     def done(self, unit: int) -> NDArray[np.int64]:
         """The rows of `unit` that are in a part; int64 [num_done]. From here on this store commits after them.
@@ -184,6 +202,14 @@ class Store:
     def load_partial(self) -> dict[int, tuple[int, ...]]:
         """What `save_partial` saved last; empty when nothing was. Raises StorageFailed when it is damaged."""
         return partial.load(self.at)
+
+    def num_unfinished(self) -> int:
+        """Rows that are in no part and have saved tokens. Raises StorageFailed when either cannot be read."""
+        saved = self.load_partial()
+        done = (
+            (row for part in self.at.list_parts() for row in read_row_idx(part, self.job_id).tolist()) if saved else ()
+        )
+        return len(saved.keys() - done)
 
     def write_progress(self, progress: Mapping[str, Any]) -> None:
         """Replaces what `status` shows of the running process; its "status" is one of `status.StatusWord`."""

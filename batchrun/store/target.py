@@ -36,13 +36,29 @@ def refuse_foreign(at: Layout, *, overwrite: bool) -> None:
     if not at.out.is_dir():
         raise OutputRefused(f"{at.out} is not a folder; move it, or choose another -o")
     names = {path.name for path in at.out.iterdir()}
+    strange = sorted(name for name in names if not _RESULT_FILE.fullmatch(name))
     # Also with `overwrite`: a folder with anything else in it is never ours to delete.
-    if FIRST_FILE not in names or not all(_RESULT_FILE.fullmatch(name) for name in names):
+    if strange or FIRST_FILE not in names:
+        if at.was_published:
+            raise _damaged(at, strange)
         raise OutputRefused(f"{at.out} exists and is not a result of batchrun; move it, or choose another -o")
     if not overwrite and not at.job.is_file():
         raise OutputRefused(
             f"{at.out} exists without its job folder {at.folder.name}; choose another -o, or --overwrite to replace it"
         )
+
+
+def _damaged(at: Layout, strange: list[str]) -> OutputRefused:
+    """What to say of this job's own result after somebody put `strange` files into it or took files out."""
+    if not strange:
+        return OutputRefused(
+            f"{at.out} has lost files; move it away and run the same command again: every row's result is kept"
+        )
+    more = f" and {len(strange) - 1:,} more" if strange[1:] else ""
+    return OutputRefused(
+        f"{at.out} holds {strange[0]}{more}, which is not part of the result; move it elsewhere and run the same "
+        "command again"
+    )
 
 
 def create_folder(at: Layout) -> list[Path]:

@@ -247,8 +247,9 @@ def test_budget_message_names_the_types_and_where_to_look(library: Library, run:
 
 
 def test_resume_goes_to_the_stored_job_of_an_absolute_folder(library: Library, run: Run, tmp_path: Path) -> None:
-    assert run("resume", "out/").exit_code == 0
-    assert library.resumed == [tmp_path / "out"]
+    for name in ("out/", "out.batchrun", "out.batchrun/"):
+        assert run("resume", name).exit_code == 0
+    assert library.resumed == [tmp_path / "out"] * 3
 
 
 def test_the_list_of_commands_cuts_no_description(run: Run) -> None:

@@ -10,7 +10,7 @@ import pytest
 from batchrun import cli_status
 from batchrun.cli_status import doctor_text, status_text, verify_text
 from batchrun.doctor import Device, DoctorReport, Folder, examine
-from batchrun.store.status import Holder, RequestCounts, Status
+from batchrun.store.status import Holder, RequestCounts, Status, StatusWord
 from batchrun.store.verify import VerifyReport
 from tests.cli.fake_library import Run
 
@@ -32,7 +32,7 @@ DONE = Status("/data/out", "completed", RequestCounts(63, 63, 0), {}, None, {}, 
 
 def test_status_of_a_running_job() -> None:
     assert status_text(RUNNING, at_s=1003.0).splitlines() == [
-        "status   in_progress",
+        "status   in progress",
         "rows     803 of 2,000 (40.2%) · 3 failed (overlong_prompt 2, template_error 1)",
         "held by  process 4121 on gpu7",
         "speed    250 tok/s · prefix hit 77% · KV 50% · 7 running · preempted 1 (3s ago)",
@@ -50,6 +50,20 @@ def test_status_of_a_job_that_says_nothing() -> None:
     assert status_text(DONE, at_s=0.0) == "status  completed\nrows    63 of 63 (100.0%)\noutput  /data/out"
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("planned", "planned · nothing has run yet; batchrun resume runs it"),
+        ("interrupted", "interrupted · its process is gone; what was committed is kept, batchrun resume goes on"),
+        ("cancelled", "cancelled · stopped cleanly; batchrun resume goes on"),
+        ("failed", "failed · ended with an error; what was committed is kept, batchrun resume goes on"),
+        ("output_missing", "output missing · it was complete, but its result was moved, deleted or has lost files; "),
+    ],
+)
+def test_status_of_a_job_that_nobody_runs_says_what_to_do(word: StatusWord, said: str) -> None:
+    assert said in status_text(replace(DONE, status=word), at_s=0.0).splitlines()[0]
+
+
 def test_status_json_is_one_object(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_status, "look", lambda out: RUNNING)
     assert json.loads(run("status", "out", "--json").stdout) == RUNNING.to_dict()
@@ -64,7 +78,7 @@ def test_watch_looks_until_nobody_holds_the_job(run: Run, monkeypatch: pytest.Mo
     result = run("status", "out", "--watch", "--json")
     assert result.exit_code == 0
     assert naps == [2.0, 2.0]
-    assert result.stderr == ("in_progress  803 of 2,000 (40.2%) · 3 failed (overlong_prompt 2, template_error 1)\n")
+    assert result.stderr == ("in progress  803 of 2,000 (40.2%) · 3 failed (overlong_prompt 2, template_error 1)\n")
     assert json.loads(result.stdout) == DONE.to_dict()
 
 
@@ -83,7 +97,32 @@ def test_verify_of_an_unfinished_job_is_65_with_the_report_on_stdout(run: Run, t
     assert result.exit_code == 65
     report = json.loads(result.stdout)
     assert (report["is_ok"], report["num_rows"], len(report["problems"])) == (False, 0, 1)
-    assert result.stderr == f"error: out is not what the job should have written: {report['problems'][0]}\n"
+    assert result.stderr == "error: out is not what the job should have written: 1 problem\n"
+
+
+def test_verify_says_each_problem_once(run: Run, tmp_path: Path) -> None:
+    """The only problem was on stdout and again in the error, as "1 problems"."""
+    (tmp_path / "out.batchrun").mkdir()
+    (tmp_path / "out.batchrun" / "job.json").write_text('{"job": {"output_prefix": ""}, "fingerprint": {}}')
+    result = run("verify", "out")
+    assert "verdict  1 problem\n" in result.stdout
+    assert (result.output.count("out is not complete: "), result.exit_code) == (1, 65)
+
+
+@pytest.mark.parametrize("name", ["out", "out.batchrun", "out.batchrun/"])
+@pytest.mark.parametrize("command", ["status", "verify"])
+def test_a_job_may_be_named_by_its_folder(run: Run, tmp_path: Path, name: str, command: str) -> None:
+    """Tab completion led to "no job at out.batchrun.batchrun"."""
+    assert run(command, name).stderr == "error: no job at out.batchrun; batchrun submit creates one\n"
+    (tmp_path / "out.batchrun").mkdir()
+    (tmp_path / "out.batchrun" / "job.json").write_text('{"job": {"output_prefix": ""}, "fingerprint": {}}')
+    assert json.loads(run(command, name, "--json").stdout)["output"] == "out"
+
+
+def test_an_output_whose_own_name_ends_so_is_found(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "out.batchrun.batchrun").mkdir()
+    (tmp_path / "out.batchrun.batchrun" / "job.json").write_text('{"job": {"output_prefix": ""}, "fingerprint": {}}')
+    assert json.loads(run("status", "out.batchrun", "--json").stdout)["output"] == "out.batchrun"
 
 
 def test_verify_text_lists_every_problem() -> None:

@@ -153,8 +153,8 @@ def test_messages_column(job: MakeJob, spec: ModelSpec, as_json: bool) -> None:
         ('{"role": "user"}', "should be a list of messages, not dict"),
         ('["hi"]', "message 0 should have role and content, not be str"),
         ('[{"role": "user"}]', "message 0: 'content' should be text, not NoneType"),
-        ("hello", "Expecting value"),
-        ("[" * 100_000, "recursion"),
+        ("hello", "column 'messages': not JSON (Expecting value: line 1 column 1 (char 0)); correct it"),
+        ("[" * 100_000, "column 'messages': nested too deeply; correct it"),
     ],
 )
 def test_wrong_messages_say_what_is_wrong(job: MakeJob, spec: ModelSpec, cell: str, reason: str) -> None:

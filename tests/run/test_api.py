@@ -1,5 +1,7 @@
 """batchrun from Python: the same kind of table back, and the same errors as the command's."""
 
+import re
+
 import datasets
 import pandas as pd
 import pyarrow as pa
@@ -56,6 +58,56 @@ def test_plan_and_submit_take_a_path(tmp_path):
     assert (plan.summary.num_rows, plan.summary.num_duplicates) == (4, 1)
     outcome = br.submit(tmp_path / "in.parquet", output=tmp_path / "out", **OPTIONS)
     assert pq.read_table(outcome.output).column("text").to_pylist() == answers()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(pd.DataFrame({"prompt": PROMPTS}), id="pandas"),
+        pytest.param(datasets.Dataset.from_dict({"prompt": PROMPTS}), id="datasets"),
+        pytest.param(pa.table({"prompt": PROMPTS}), id="arrow"),
+        pytest.param({"prompt": PROMPTS}, id="dict"),
+        pytest.param([{"prompt": "one"}], id="dicts"),
+    ],
+)
+def test_plan_and_submit_refuse_a_table_by_its_kind(table, tmp_path):
+    """A frame's column names were looked for as files."""
+    kind = type(table[0] if isinstance(table, list) else table).__name__
+    with pytest.raises(UsageError, match=f"take paths of files, not {kind}; for tables use generate"):
+        br.plan(table, **OPTIONS)
+    with pytest.raises(UsageError, match=f"take paths of files, not {kind}; for tables use generate"):
+        br.submit(table, output=tmp_path / "out", **OPTIONS)
+
+
+def test_paths_may_come_from_a_glob(tmp_path):
+    pq.write_table(pa.table({"prompt": PROMPTS}), tmp_path / "in.parquet")
+    assert br.plan(tmp_path.glob("*.parquet"), **OPTIONS).summary.num_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("prompts", "budget", "said"),
+    [
+        (["one", "two", None], {"max_error_rate": 0.01}, "1 of 3 rows failed (empty_prompt 1), more than"),
+        ([None, ""], {}, "all 2 rows failed (empty_prompt 2)"),
+    ],
+)
+def test_too_many_failed_rows_are_an_error_and_the_result_is_there(tmp_path, prompts, budget, said):
+    """The command said so, with 65, and Python nothing."""
+    table = pa.table({"prompt": pa.array(prompts, pa.string())})
+    pq.write_table(table, tmp_path / "in.parquet")
+    for _ in range(2):
+        with pytest.raises(DataError, match=re.escape(said)) as raised:
+            br.submit(tmp_path / "in.parquet", output=tmp_path / "out", **OPTIONS, **budget)
+        assert str(raised.value).endswith(f"see the error column of {tmp_path / 'out'}")
+        assert pq.read_table(tmp_path / "out").num_rows == len(prompts)
+    with pytest.raises(DataError, match=re.escape(said)) as raised:
+        br.generate(table, **OPTIONS, **budget, output_prefix="x_")
+    assert "the first: row" in str(raised.value)
+
+
+def test_failed_rows_within_the_budget_are_rows_with_an_error(tmp_path):
+    answered = br.generate(pa.table({"prompt": ["one", None]}), **OPTIONS, max_error_rate=0.5)
+    assert [error and error["type"] for error in answered.column("error").to_pylist()] == [None, "empty_prompt"]
 
 
 def test_a_wrong_option_names_the_nearest_one(tmp_path):

@@ -1,6 +1,7 @@
 """Bad rows are data, a bad job is refused in one line: through the real command."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,39 @@ def test_a_bad_job_is_one_line_with_a_remedy_and_changes_nothing(echo_job, argum
     assert refused.stderr.startswith("error: ")
     assert said in refused.stderr
     assert snapshot(here) == before
+
+
+def test_a_job_that_cannot_be_planned_leaves_the_earlier_plan(echo_job):
+    """The plan of before was removed by a mistyped column."""
+    job = echo_job(7)
+    assert job.call("plan", str(job.source), "-m", "echo", "-o", str(job.out)).returncode == 0
+    kept = contents(job)
+    mistyped = job.call("plan", str(job.source), "-m", "echo", "-o", str(job.out), "--prompt-col", "promt")
+    assert mistyped.returncode == 65
+    assert contents(job) == kept
+    assert job.call("plan", str(job.source), "-m", "echo", "-o", str(job.out), "--prompt-col", "id").returncode == 65
+    other = job.call("plan", str(job.source), "-m", "echo", "-o", str(job.out), "-t", "Say {{ prompt }}", "--json")
+    assert json.loads(other.stdout)["sample"].startswith("Say ")
+    assert contents(job) != kept
+    assert job.call("resume", str(job.out)).returncode == 0
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_overwriting_with_a_job_that_cannot_be_planned_leaves_the_earlier_job(echo_job, is_complete):
+    job = echo_job(7)
+    job.submit()
+    if not is_complete:
+        shutil.rmtree(job.out)
+    kept = contents(job)
+    assert job.call("submit", "--prompt-col", "promt", "--overwrite").returncode == 65
+    assert contents(job) == kept
+    again = job.submit()
+    assert (again.already_complete, again.steps) == (is_complete, 0)
+    assert job.submit(overwrite=True, max_tokens=5).rows == 7
+    assert {row["completion_tokens"] <= 5 for row in job.rows()} == {True}
+
+
+def contents(job: EchoJob) -> dict[str, bytes]:
+    """What the job has on the disk, but for the lock."""
+    files = (path for path in job.folder.rglob("*") if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(job.folder)): path.read_bytes() for path in files}

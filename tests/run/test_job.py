@@ -12,8 +12,10 @@ from batchrun.engine.echo import EchoRunner
 from batchrun.engine.step import NO_TOKEN
 from batchrun.errors import DataError, EngineFailed, JobMismatch, OutputRefused, StoppedEarly
 from batchrun.observe.events import Message
+from batchrun.plan.plan import load_plan
 from batchrun.stop import AT_ONCE, StopRequest
 from batchrun.store.status import status
+from batchrun.store.store import Store
 from tests.run.conftest import EchoJob, echo_text, ignore
 
 
@@ -134,8 +136,15 @@ def test_a_stop_saves_finished_rows_and_unfinished_tokens(echo_job):
             self.asked = 0
 
     stop = After()
-    with pytest.raises(StoppedEarly, match="rows are committed; the same command goes on from here"):
+    with pytest.raises(StoppedEarly, match=r"rows are committed, .*; the same command goes on from here") as stopped:
         job.submit(stop, max_tokens=40, max_num_seqs=8)
+    store = Store.open(job.out)
+    done = {row for unit in load_plan(store.at.plan).units for row in store.done(unit.index).tolist()}
+    unfinished = store.load_partial().keys() - done
+    assert 0 < len(unfinished) <= 8
+    assert f"{len(done)} of 400 rows are committed, the tokens of {len(unfinished)} unfinished row" in str(
+        stopped.value
+    )
     assert not job.out.exists()
     outcome = job.submit(max_tokens=40)
     assert outcome.prompt_tokens > 0

@@ -106,3 +106,34 @@ def test_a_kill_loses_no_token_of_before_the_last_checkpoint(echo_job):
 
 def test_sigint_exits_130(echo_job):
     assert stop_once_it_commits(echo_job(3000), signal.SIGINT) == 130
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize("gap_s", [0.0, 0.01, 0.1])
+def test_any_number_of_signals_end_the_job_by_its_exit_code(echo_job, number, code, gap_s):
+    """The third killed it, and those after it disturbed the interpreter's own end."""
+    job = echo_job(3000)
+    process = job.start("submit", *SLOW, "-q")
+    while process.poll() is None and not committed(job):
+        time.sleep(0.05)
+    while process.poll() is None:
+        process.send_signal(number)
+        time.sleep(gap_s)
+    stdout, stderr = process.communicate()
+    assert (process.returncode, stdout) == (code, "")
+    *before, last = stderr.splitlines()
+    assert last.startswith(f"error: stopped by {number.name}: ")
+    assert {line.partition(":")[0] for line in before} <= {"stopping", "stopping at once"}
+
+
+def test_any_number_of_interrupts_end_a_plan_by_130(echo_job):
+    job = echo_job(100_000)
+    process = job.start("plan", str(job.source), "-m", "echo", "-o", str(job.out), "--progress", "none")
+    while process.poll() is None and not (job.folder / "out.batchrun" / "lock").exists():
+        time.sleep(0.01)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.001)
+    stdout, stderr = process.communicate()
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr.strip() == "error: interrupted; the same command goes on from here"

@@ -63,7 +63,8 @@ def test_words_from_plan_to_completion(bench, inputs):
     assert seen[1].to_dict()["request_counts"] == {"total": 3, "completed": 1, "failed": 1}
 
 
-def test_job_that_is_being_planned_or_was_only_planned_is_validating(bench):
+def test_job_that_is_being_planned_is_validating_and_planned_afterwards(bench):
+    """A finished plan was "validating" for ever."""
     with bench.working() as store:
         (store.at.plan / "plan.json").unlink()
         store.at.plan.rmdir()
@@ -71,21 +72,25 @@ def test_job_that_is_being_planned_or_was_only_planned_is_validating(bench):
         assert (look.status, look.request_counts.total) == ("validating", None)
         bench.plan(store, 4)
     look = status(bench.out)
-    assert (look.status, look.request_counts.total) == ("validating", 4)
+    assert (look.status, look.request_counts.total) == ("planned", 4)
+    (bench.out.with_name("out.batchrun") / "plan" / "plan.json").unlink()
+    (bench.out.with_name("out.batchrun") / "plan").rmdir()
+    assert status(bench.out).status == "interrupted"
 
 
 @pytest.mark.parametrize(
     ("said", "ended"),
     [
-        (None, "failed"),
-        ("in_progress", "failed"),
+        (None, "interrupted"),
+        ("in_progress", "interrupted"),
+        ("finalizing", "interrupted"),
         ("cancelled", "cancelled"),
         ("failed", "failed"),
-        ("nonsense", "failed"),
+        ("nonsense", "interrupted"),
     ],
 )
 @pytest.mark.parametrize("num_rows", [2, 3])
-def test_job_that_nobody_holds_ended_as_it_said_or_failed(bench, said, ended, num_rows):
+def test_job_that_nobody_holds_ended_as_it_said_or_without_a_word(bench, said, ended, num_rows):
     """Also when every row has a result: nobody is finalizing it."""
     with bench.working() as store:
         bench.plan(store, num_rows)
@@ -94,6 +99,34 @@ def test_job_that_nobody_holds_ended_as_it_said_or_failed(bench, said, ended, nu
             store.write_progress({"status": said})
 
     assert status(bench.out).status == ended
+
+
+@pytest.mark.parametrize("said", ["finalizing", None])
+def test_published_result_that_is_gone_is_output_missing(bench, inputs, said):
+    """It was "failed", with 3 of 3 rows."""
+    with bench.working() as store:
+        bench.plan(store, 3)
+        bench.commit(store, 0, [0, 1, 2])
+        if said:
+            store.write_progress({"status": said})
+        bench.publish(store, inputs(3))
+    (bench.out / "part-00000.parquet").unlink()
+    assert status(bench.out).status == "output_missing"
+    bench.out.rmdir()
+    assert status(bench.out).status == "output_missing"
+    with bench.working() as store:
+        assert status(bench.out).status == "finalizing"
+        bench.publish(store, inputs(3))
+    assert status(bench.out).status == "completed"
+
+
+def test_killed_before_the_result_was_out_is_interrupted(bench, inputs, monkeypatch):
+    with bench.working() as store:
+        bench.plan(store, 3)
+        bench.commit(store, 0, [0, 1, 2])
+        monkeypatch.setattr(Store, "reveal", lambda self: None)
+        bench.publish(store, inputs(3))
+    assert status(bench.out).status == "interrupted"
 
 
 def test_cancelling_while_it_is_held(bench):
@@ -158,7 +191,7 @@ def test_status_names_the_other_process_while_it_lives_and_not_after_it_was_kill
     holder.wait()
 
     look = status(bench.out)
-    assert (look.status, look.holder, look.request_counts) == ("failed", None, RequestCounts(7, 2, 0))
+    assert (look.status, look.holder, look.request_counts) == ("interrupted", None, RequestCounts(7, 2, 0))
 
 
 def test_look_at_the_lock_does_not_keep_a_job_from_starting(bench):

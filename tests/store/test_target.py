@@ -76,6 +76,33 @@ def test_folder_that_batchrun_did_not_write_is_refused_also_with_overwrite(bench
     assert bench.tree() == before
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("lost", "strange", "said"),
+    [
+        (True, [], "has lost files; move it away and run the same command again: every row's result is kept"),
+        (False, ["notes.md"], "holds notes.md, which is not part of the result; move it elsewhere"),
+        (False, ["a.md", "b.md"], "holds a.md and 1 more, which is not part of the result; move it elsewhere"),
+    ],
+)
+def test_own_result_that_somebody_changed_is_told_from_a_foreign_folder(bench, inputs, overwrite, lost, strange, said):
+    """A result that had lost a file was "not a result of batchrun", with its whole job folder beside it."""
+    with bench.working() as store:
+        bench.plan(store, 3)
+        bench.commit(store, 0, [0, 1, 2])
+        bench.publish(store, inputs(3))
+    for name in strange:
+        (bench.out / name).write_text("mine")
+    if lost:
+        (bench.out / "part-00000.parquet").unlink()
+    before = bench.tree()
+
+    with pytest.raises(OutputRefused, match=said):
+        Store.open(bench.out, overwrite=overwrite)
+
+    assert bench.tree() == before
+
+
 def test_result_without_its_job_folder_is_replaced_only_with_overwrite(bench):
     bench.out.mkdir()
     (bench.out / "part-00000.parquet").write_text("old")
