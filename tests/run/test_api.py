@@ -88,7 +88,7 @@ def test_paths_may_come_from_a_glob(tmp_path):
     ("prompts", "budget", "said"),
     [
         (["one", "two", None], {"max_error_rate": 0.01}, "1 of 3 rows failed (empty_prompt 1), more than"),
-        ([None, ""], {}, "all 2 rows failed (empty_prompt 2)"),
+        ([None, ""], {}, "2 of 2 rows failed (empty_prompt 2)"),
     ],
 )
 def test_too_many_failed_rows_are_an_error_and_the_result_is_there(tmp_path, prompts, budget, said):
