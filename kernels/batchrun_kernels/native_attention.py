@@ -51,6 +51,8 @@ class _Written(ctypes.Structure):
     _fields_ = (
         ("key", ctypes.c_void_p),
         ("value", ctypes.c_void_p),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
@@ -59,6 +61,7 @@ class _Written(ctypes.Structure):
         ("value_token", ctypes.c_long),
         ("value_head", ctypes.c_long),
         ("tokens", ctypes.c_long),
+        ("turned", ctypes.c_long),
         ("kv_heads", ctypes.c_long),
         ("key_dim", ctypes.c_long),
         ("value_dim", ctypes.c_long),

@@ -58,18 +58,19 @@ class PackedWeight:
     ) -> Tensor:
         """float32 [..., num_outputs]. A row's bits do not depend on the rows beside it, nor on the threads."""
         assert x.dtype == torch.float32, x.dtype
-        assert x.shape[-1] == self.k, f"rows of {x.shape[-1]} for a weight of {self.k}"
+        *rows, k = x.shape
+        assert k == self.k, f"rows of {k} for a weight of {self.k}"
         assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous()), "a bias is contiguous float32"
         x = x.contiguous()
-        y = x.new_empty(*x.shape[:-1], self.num_outputs)
+        y = torch.empty(*rows, self.num_outputs)
         native.needed().batchrun_gemm(
             x.data_ptr(),
             self.panels.data_ptr(),
             None if bias is None else bias.data_ptr(),
             y.data_ptr(),
-            x.numel() // self.k,
+            x.numel() // k,
             self.num_outputs,
-            self.k,
+            k,
         )
         return y
 

@@ -77,24 +77,13 @@ static void NAME(glu)(const float *gate_up, float *y, long m, long n, int is_gel
     }
 }
 
-/* Turns pairs (i, i + turned / 2) of every head by the token's angles, and leaves what is behind `turned` as it was:
- * x [tokens][heads][dim] given by its strides, y the same contiguous, cos and sin [tokens][turned]. */
+/* Turns every head: x [tokens][heads][dim] given by its strides, y the same contiguous, cos and sin [tokens][turned]. */
 static void NAME(rope)(const float *x, long token_stride, long head_stride, const float *cos, const float *sin,
                        float *y, long tokens, long heads, long dim, long turned)
 {
-    long half = turned / 2;
 #pragma omp parallel for if (tokens * heads * dim > SMALL_ROWS)
-    for (long token = 0; token < tokens; token++) {
-        const float *c = cos + token * turned, *s = sin + token * turned;
-        for (long head = 0; head < heads; head++) {
-            const float *low = x + token * token_stride + head * head_stride, *high = low + half;
-            float *to = y + (token * heads + head) * dim;
-            for (long i = 0; i < half; i++) {
-                to[i] = low[i] * c[i] - high[i] * s[i];
-                to[half + i] = high[i] * c[half + i] + low[i] * s[half + i];
-            }
-            for (long i = turned; i < dim; i++)
-                to[i] = low[i];
-        }
-    }
+    for (long token = 0; token < tokens; token++)
+        for (long head = 0; head < heads; head++)
+            turn_head(x + token * token_stride + head * head_stride, cos + token * turned, sin + token * turned,
+                      y + (token * heads + head) * dim, dim, turned);
 }

@@ -38,7 +38,7 @@ NOINLINE void NAME(gemm_single)(int rows, const float *a, long lda, const float 
 
 /* The outputs of `panels` from panel `p` on for the groups `low ... high`, carried on over `piece` steps of k from
  * `start`. A last panel of fewer than 16 columns is computed beside y: a row of y is no wider than n. `next` is
- * prefetched: what the following call will take from the panels. */
+ * prefetched where there are groups to compute meanwhile: what the following call will take from the panels. */
 static void NAME(gemm_panels)(const struct product *a, long low, long high, long p, long panels, long start, long piece,
                               const float *next)
 {
@@ -51,14 +51,16 @@ static void NAME(gemm_panels)(const struct product *a, long low, long high, long
     if (width < full && start)
         for (long r = 0; r < rows; r++)
             memcpy(aside + r * full, y + r * a->n, width * sizeof(float));
-    /* Every group takes its share of `next`, evenly: memory is read as long as there is something to compute. */
-    const long groups = high - low, ahead = piece * panels, lines = (4 * panels + groups - 1) / groups;
+    /* Every group takes its share of `next`, evenly: memory is read as long as there is something to compute. A single
+     * group is done before memory is, and reads shortly ahead instead. */
+    const long groups = high - low, ahead = piece * panels;
+    const long lines = groups > 1 ? (4 * panels + groups - 1) / groups : 0;
     for (long g = low; g < high; g++) {
         const long row = group_row(a->m, a->groups, g);
         const int num = (int)(group_row(a->m, a->groups, g + 1) - row);
         const float *x = a->x + row * a->k + start;
-        const float *from = next ? next + ahead * (g - low) / groups * WIDTH : 0;
-        const float *to = next ? next + ahead * (g - low + 1) / groups * WIDTH : 0;
+        const float *from = next && lines ? next + ahead * (g - low) / groups * WIDTH : 0;
+        const float *to = next && lines ? next + ahead * (g - low + 1) / groups * WIDTH : 0;
         if (panels * WIDTH > LANES)
             NAME(gemm_pair)(num, x, a->k, panel, panels > 1 ? a->k * WIDTH : LANES, piece, c + (row - first) * ldc, ldc,
                             start == 0, from, to, lines);

@@ -30,26 +30,29 @@ static void multiply(const struct weight *w, const float *x, float *y, long m, f
     batchrun_gemm_int8(rounded, scales, w->panels, w->scales, w->bias, y, m, w->n, pairs);
 }
 
-/* Turns m tokens' heads, each normalised before where there is a norm: x given by its stride, y contiguous. */
-static void turn(const struct norm *norm, const struct pass *p, const float *x, long stride, float *y, long heads,
-                 long dim, float *scratch)
+/* Heads [tokens][heads][dim], tokens `stride` apart. */
+struct heads {
+    const float *x;
+    long stride;
+};
+
+/* The same, each head normalised into `scratch` where there is a norm. */
+static struct heads normalised(const struct norm *norm, struct heads of, long tokens, long heads, long dim,
+                               float *scratch)
 {
-    if (norm->weight) {
-        for (long token = 0; token < p->tokens; token++)
-            memcpy(scratch + token * heads * dim, x + token * stride, heads * dim * sizeof(float));
-        batchrun_rms_norm(scratch, 0, norm->weight, norm->eps, scratch, p->tokens * heads, dim);
-        x = scratch;
-        stride = heads * dim;
-    }
-    batchrun_rope(x, stride, dim, p->cos, p->sin, y, p->tokens, heads, dim, p->turned);
+    if (!norm->weight)
+        return of;
+    for (long token = 0; token < tokens; token++)
+        memcpy(scratch + token * heads * dim, of.x + token * of.stride, heads * dim * sizeof(float));
+    batchrun_rms_norm(scratch, 0, norm->weight, norm->eps, scratch, tokens * heads, dim);
+    return (struct heads){scratch, heads * dim};
 }
 
 /* The floats that `batchrun_layer` needs for its intermediate results. */
 long batchrun_layer_scratch(const struct layer *l, long m)
 {
     const long width = l->out.n, rounded = m + m * (max_of(max_of(width, l->down.k), l->out.k) + 1) / 2;
-    return m * (3 * width + l->qkv.n + (l->heads + l->kv_heads) * l->key_dim * 2 + l->heads * l->value_dim +
-                l->gate_up.n + l->down.k) +
+    return m * (3 * width + l->qkv.n + l->heads * (2 * l->key_dim + l->value_dim) + l->gate_up.n + l->down.k) +
            rounded + 16 * 16;
 }
 
@@ -57,19 +60,21 @@ void batchrun_layer(const struct layer *l, const struct pass *p)
 {
     const long m = p->tokens, width = l->out.n, num_turned = (l->heads + l->kv_heads) * l->key_dim;
     float *rest = p->scratch, *normed = take(&rest, m * width), *states = take(&rest, m * l->qkv.n);
-    float *q = take(&rest, m * l->heads * l->key_dim), *k = take(&rest, m * l->kv_heads * l->key_dim);
-    float *attended = take(&rest, m * l->heads * l->value_dim), *added = take(&rest, m * width);
+    float *q = take(&rest, m * l->heads * l->key_dim), *attended = take(&rest, m * l->heads * l->value_dim);
+    float *added = take(&rest, m * width);
     float *hidden = p->y, *gates = take(&rest, m * l->gate_up.n), *gated = take(&rest, m * l->down.k);
 
     batchrun_rms_norm(p->x, 0, l->norm.weight, l->norm.eps, normed, m, width);
     multiply(&l->qkv, normed, states, m, rest);
-    turn(&l->q_norm, p, states, l->qkv.n, q, l->heads, l->key_dim, rest);
-    turn(&l->k_norm, p, states + l->heads * l->key_dim, l->qkv.n, k, l->kv_heads, l->key_dim, rest);
+    struct heads queries = {states, l->qkv.n}, keys = {states + l->heads * l->key_dim, l->qkv.n};
+    queries = normalised(&l->q_norm, queries, m, l->heads, l->key_dim, rest);
+    batchrun_rope(queries.x, queries.stride, l->key_dim, p->cos, p->sin, q, m, l->heads, l->key_dim, p->turned);
+    keys = normalised(&l->k_norm, keys, m, l->kv_heads, l->key_dim, rest);
     const struct written written = {
-        .key = k, .value = states + num_turned, .slots = p->slots, .keys = p->keys, .values = p->values,
-        .key_token = l->kv_heads * l->key_dim, .key_head = l->key_dim, .value_token = l->qkv.n,
-        .value_head = l->value_dim, .tokens = m, .kv_heads = l->kv_heads, .key_dim = l->key_dim,
-        .value_dim = l->value_dim, .block_size = p->block_size};
+        .key = keys.x, .value = states + num_turned, .cos = p->cos, .sin = p->sin, .slots = p->slots,
+        .keys = p->keys, .values = p->values, .key_token = keys.stride, .key_head = l->key_dim,
+        .value_token = l->qkv.n, .value_head = l->value_dim, .tokens = m, .turned = p->turned,
+        .kv_heads = l->kv_heads, .key_dim = l->key_dim, .value_dim = l->value_dim, .block_size = p->block_size};
     batchrun_write(&written, p->half);
     const struct attend attend = {
         .q = q, .keys = p->keys, .values = p->values, .sinks = l->sinks, .out = attended, .q_lens = p->q_lens,

@@ -14,7 +14,7 @@
 #endif
 
 /* Counts up whenever a function's arguments change, so that an old library is never called with new ones. */
-#define VERSION 5
+#define VERSION 6
 
 /* Multiply-adds that are not worth waking a thread for. */
 #define SMALL_WORK (1L << 16)
@@ -54,6 +54,7 @@ typedef int16_t short_x32 __attribute__((vector_size(64), aligned(2), may_alias)
     }
 
 #include "share.h"
+#include "turn.h"
 
 /* Positions that attention takes at once, the stride of their scores with room for the last 16, and rows of a piece. */
 #define TILE 64
@@ -101,14 +102,15 @@ struct run {
     long length;
 };
 
-/* Keys and values [tokens][kv_heads][key_dim or value_dim], given by the strides of tokens and heads, and their slots
- * in a pool that lies as `attend` reads it. */
+/* Keys and values [tokens][kv_heads][key_dim or value_dim], given by the strides of tokens and heads, the angles that
+ * the keys are still to be turned by, and their slots in a pool that lies as `attend` reads it. */
 struct written {
     const float *key, *value;
+    const float *cos, *sin; /* [tokens][turned]; `turned` 0: none */
     const int64_t *slots; /* [tokens] */
     void *keys, *values;
     long key_token, key_head, value_token, value_head;
-    long tokens, kv_heads, key_dim, value_dim, block_size;
+    long tokens, turned, kv_heads, key_dim, value_dim, block_size;
 };
 
 /* A packed weight [n][k]: of float32, or of 8 bits where it has scales. */

@@ -9,8 +9,9 @@
 /* acc[r][v] += a[r * lda + k] * b[k * ldb + v * apart ... + LANES) for k in 0 ... n.
  *
  * `rows` and `vectors` are constants where it is called. `lines` cache lines are prefetched every four steps of k, from
- * `next` on up to `end`.
+ * `next` on up to `end`; where that is none, the columns' own, `NEAR` steps ahead.
  */
+#define NEAR 32
 INLINE void NAME(accumulate)(VECTOR acc[ROWS][2], const int rows, const int vectors, const float *a, long lda,
                              const COLUMN *b, long apart, long ldb, long n, const float *next, const float *end,
                              long lines)
@@ -27,6 +28,11 @@ INLINE void NAME(accumulate)(VECTOR acc[ROWS][2], const int rows, const int vect
 #pragma GCC unroll 4
         for (int step = 0; step < 4; step++) {
             const COLUMN *column = b + (k + step) * ldb;
+            if (!lines) {
+                __builtin_prefetch(column + NEAR * ldb);
+                if (vectors > 1)
+                    __builtin_prefetch(column + NEAR * ldb + apart);
+            }
             VECTOR low = NAME(wide)(column);
             VECTOR high = vectors > 1 ? NAME(wide)(column + apart) : low;
 #pragma GCC unroll 12
@@ -69,3 +75,4 @@ INLINE void NAME(store)(VECTOR acc[ROWS][2], const int rows, const int vectors, 
         for (int v = 0; v < vectors; v++)
             *(VECTOR *)(c + r * ldc + LANES * v) = acc[r][v];
 }
+#undef NEAR

@@ -1,4 +1,4 @@
-/* Keys and values into their slots. */
+/* Keys, turned where there are angles, and values into their slots. */
 
 static void NAME(write)(const struct written *a)
 {
@@ -11,6 +11,11 @@ static void NAME(write)(const struct written *a)
             const float *value = a->value + token * a->value_token + head * a->value_head;
             COLUMN *keys = (COLUMN *)a->keys + at * a->key_dim * a->block_size + offset;
             COLUMN *values = (COLUMN *)a->values + (at * a->block_size + offset) * a->value_dim;
+            float turned[a->key_dim];
+            if (a->turned) {
+                turn_head(key, a->cos + token * a->turned, a->sin + token * a->turned, turned, a->key_dim, a->turned);
+                key = turned;
+            }
             for (long d = 0; d < a->key_dim; d++)
                 keys[d * a->block_size] = NAME(narrow)(key[d]);
             for (long d = 0; d < a->value_dim; d++)
