@@ -80,6 +80,30 @@ def test_a_rows_bits_depend_neither_on_the_batch_nor_on_the_chunks(library: ctyp
             row += 1
 
 
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("block", [4, 16, 48])
+def test_rows_that_share_blocks_get_the_bits_they_get_alone(library: ctypes.CDLL, name: str, block: int) -> None:
+    """A tree of two levels, its branches split within tiles, at their ends and within blocks; drafts and a chunk."""
+    step = make_step(tuple((q_len, 330 + q_len) for q_len in (1, 1, 3, 1, 1, 2, 1, 60, 1, 1, 1, 1)), block=block)
+    # By item: the positions that it shares with the first one, and with the one before it.
+    for item, (first, before) in enumerate(
+        ((300, 300), (300, 300), (64, 320), (130, 256), (127, 256), (0, 63)), start=1
+    ):
+        step.work.block_table[item, : first // block] = step.work.block_table[0, : first // block]
+        step.work.block_table[item, : before // block] = step.work.block_table[item - 1, : before // block]
+    for item in range(8, 12):
+        step.work.block_table[item, : 328 // block] = step.work.block_table[7, : 328 // block]
+    attention, mask = NativeAttention(), MASKS[name]
+    together = attend(attention, step, mask)
+    torch.testing.assert_close(together, attend(ReferenceAttention(), step, mask), rtol=0, atol=4e-6)
+    pool, row = lay_out(attention, step), 0
+    for item, (q_len, kv_len) in enumerate(zip(step.work.q_lens, step.work.kv_lens, strict=True)):
+        alone = Work((q_len,), (kv_len,), step.work.block_table[item : item + 1], block)
+        got = attention.attend(step.q[row : row + q_len], pool.keys, pool.values, attention.plan(alone), mask)
+        assert torch.equal(got, together[row : row + q_len]), item
+        row += q_len
+
+
 def test_large_scores_do_not_overflow_and_nan_stays_visible(library: ctypes.CDLL) -> None:
     step = make_step()
     loud = replace(step, q=step.q * 1000)

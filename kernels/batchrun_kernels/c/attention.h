@@ -2,7 +2,8 @@
  *
  * Keys [blocks][kv_heads][key_dim][block_size], so that 16 positions' scores are one product of the shared inner
  * loop; values [blocks][kv_heads][block_size][value_dim]. Tiles begin at multiples of 64 in the sequence whoever asks:
- * a row's bits depend neither on the rows beside it nor on how its prompt was cut into chunks.
+ * a row's bits depend neither on the rows beside it, nor on how its prompt was cut into chunks, nor on who reads tiles with
+ * it.
  */
 
 /* Cache lines to fetch every four positions: 16 columns of each. */
@@ -143,27 +144,21 @@ static float NAME(softmax)(float *scores, long width, long low, long high, float
     return kept;
 }
 
-/* Rows `first ... first + rows` of one item and kv head; row r is query r / group, head r % group of the group. */
-static void NAME(attend_rows)(const struct attend *a, long item, long item_row, long head, long first, int rows)
+/* What rows of queries carry from tile to tile, and the last position that each sees. */
+struct NAME(carried) {
+    float *q, *scores, *out, *most, *sum; /* [rows][key_dim], [rows][SCORE_STRIDE], [rows][value_dim], [rows], [rows] */
+    const long *position;                 /* [rows] */
+};
+
+/* Takes the rows `first ... first + rows` through the tiles from position `from` up to `end`. */
+static void NAME(attend_tiles)(const struct attend *a, const struct NAME(carried) *c, long first, int rows,
+                               const int32_t *table, long head, long from, long end)
 {
-    const long group = a->heads / a->kv_heads, start = a->kv_lens[item] - a->q_lens[item];
-    const int32_t *table = a->table + item * a->table_width;
-    float q[rows * a->key_dim], scores[rows * SCORE_STRIDE], out[rows * a->value_dim], most[rows], sum[rows];
-    for (int r = 0; r < rows; r++) {
-        long query = item_row + (first + r) / group, at = head * group + (first + r) % group;
-        const float *from = a->q + query * a->q_token + at * a->key_dim;
-        for (long d = 0; d < a->key_dim; d++)
-            q[r * a->key_dim + d] = from[d] * a->scale;
-        most[r] = -INFINITY;
-        sum[r] = 0;
-    }
-    memset(out, 0, sizeof out);
+    float *q = c->q + first * a->key_dim, *scores = c->scores + first * SCORE_STRIDE;
+    float *out = c->out + first * a->value_dim;
     struct run run[TILE];
     const int groups = (rows + ROWS - 1) / ROWS;
-    const long end = start + (first + rows - 1) / group + 1;
-    long begin = start + first / group - a->window + 1;
-    begin = a->window > 0 && begin > 0 ? begin / TILE * TILE : 0;
-    for (long from = begin; from < end; from += TILE) {
+    for (; from < end; from += TILE) {
         long to = from + TILE < end ? from + TILE : end;
         int runs = NAME(runs_of)(a, table, head, from, to, end, run);
         for (int g = 0; g < groups; g++) {
@@ -171,10 +166,10 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
             NAME(scores)(num, run, runs, q + r * a->key_dim, a, scores + r * SCORE_STRIDE, g == 0);
         }
         for (int r = 0; r < rows; r++) {
-            long position = start + (first + r) / group;
-            long low = a->window > 0 && position - a->window + 1 > from ? position - a->window + 1 - from : 0;
-            float kept = NAME(softmax)(scores + r * SCORE_STRIDE, to - from, low, position + 1 - from, a->softcap,
-                                       most + r, sum + r);
+            const long seen = c->position[first + r] + 1, hidden = seen - a->window;
+            const long low = a->window > 0 && hidden > from ? hidden - from : 0;
+            float kept = NAME(softmax)(scores + r * SCORE_STRIDE, to - from, low, seen - from, a->softcap,
+                                       c->most + first + r, c->sum + first + r);
             if (kept != 1)
                 for (long d = 0; d < a->value_dim; d += LANES)
                     *(VECTOR *)(out + r * a->value_dim + d) *= kept;
@@ -184,8 +179,40 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
             NAME(weigh)(num, run, runs, scores + r * SCORE_STRIDE, a->value_dim, out + r * a->value_dim, g == 0);
         }
     }
+}
+
+/* Rows `first ... first + rows` of a team and kv head; row r is query r / group, head r % group of the group. */
+static void NAME(attend_rows)(const struct attend *a, const struct team *team, long head, long first, int rows)
+{
+    const long group = a->heads / a->kv_heads, last = team->item + team->items;
+    float q[rows * a->key_dim], scores[rows * SCORE_STRIDE], out[rows * a->value_dim], most[rows], sum[rows];
+    long position[rows];
+    const struct NAME(carried) carried = {q, scores, out, most, sum, position};
     for (int r = 0; r < rows; r++) {
-        long query = item_row + (first + r) / group, at = head * group + (first + r) % group;
+        long query = team->query + (first + r) / group, at = head * group + (first + r) % group;
+        const float *from = a->q + query * a->q_token + at * a->key_dim;
+        for (long d = 0; d < a->key_dim; d++)
+            q[r * a->key_dim + d] = from[d] * a->scale;
+        most[r] = -INFINITY;
+        sum[r] = 0;
+    }
+    memset(out, 0, sizeof out);
+    for (long item = team->item, r = 0, behind = -first; item < last; item++) {
+        behind += a->q_lens[item] * group;
+        for (; r < rows && r < behind; r++)
+            position[r] = a->kv_lens[item] - 1 - (behind - 1 - r) / group;
+    }
+    const long shared = team->items > 1 ? team->shared : 0;
+    NAME(attend_tiles)(a, &carried, 0, rows, a->table + team->item * a->table_width, head, 0, shared);
+    for (long item = team->item, r = 0; item < last; item++) {
+        const long own = team->items > 1 ? a->q_lens[item] * group : rows, seen = position[r] - a->window + 1;
+        const long from = a->window > 0 && seen > 0 ? seen / TILE * TILE : shared;
+        NAME(attend_tiles)(a, &carried, r, (int)own, a->table + item * a->table_width, head, from,
+                           position[r + own - 1] + 1);
+        r += own;
+    }
+    for (int r = 0; r < rows; r++) {
+        long query = team->query + (first + r) / group, at = head * group + (first + r) % group;
         float factor = 1;
         if (a->sinks) {
             float sink = a->sinks[at], now = sink > most[r] ? sink : most[r];
@@ -201,26 +228,26 @@ static void NAME(attend_rows)(const struct attend *a, long item, long item_row, 
 static void NAME(attend)(const struct attend *a)
 {
     const long group = a->heads / a->kv_heads;
-    /* Work is cut by item, kv head and 48 rows; `units[i]` counts the pieces before item i, `row[i]` its rows of q. */
-    long units[a->items + 1], row[a->items + 1], positions = 0;
-    units[0] = row[0] = 0;
-    for (long i = 0; i < a->items; i++) {
-        units[i + 1] = units[i] + (a->q_lens[i] * group + TILE_ROWS - 1) / TILE_ROWS * a->kv_heads;
-        row[i + 1] = row[i] + a->q_lens[i];
+    struct team teams[a->items + 1];
+    const long num = teams_of(a, teams), units = teams[num].units;
+    long positions = 0;
+    for (long i = 0; i < a->items; i++)
         positions += (long)a->q_lens[i] * a->kv_lens[i];
-    }
 #pragma omp parallel for schedule(dynamic) if (positions * a->heads * a->key_dim > SMALL_WORK)
-    for (long unit = 0; unit < units[a->items]; unit++) {
-        long low = 0, high = a->items;
+    for (long unit = 0; unit < units; unit++) {
+        long low = 0, high = num;
         while (high - low > 1) {
             long middle = (low + high) / 2;
-            if (units[middle] <= unit)
+            if (teams[middle].units <= unit)
                 low = middle;
             else
                 high = middle;
         }
-        long piece = (unit - units[low]) / a->kv_heads, head = (unit - units[low]) % a->kv_heads;
-        long left = a->q_lens[low] * group - piece * TILE_ROWS;
-        NAME(attend_rows)(a, low, row[low], head, piece * TILE_ROWS, (int)(left < TILE_ROWS ? left : TILE_ROWS));
+        const struct team *team = teams + low;
+        long piece = (unit - team->units) / a->kv_heads, head = (unit - team->units) % a->kv_heads, rows = 0;
+        for (long item = team->item; item < team->item + team->items; item++)
+            rows += a->q_lens[item] * group;
+        long left = rows - piece * TILE_ROWS;
+        NAME(attend_rows)(a, team, head, piece * TILE_ROWS, (int)(left < TILE_ROWS ? left : TILE_ROWS));
     }
 }

@@ -56,10 +56,9 @@ typedef int16_t short_x32 __attribute__((vector_size(64), aligned(2), may_alias)
 #include "share.h"
 #include "turn.h"
 
-/* Positions that attention takes at once, the stride of their scores with room for the last 16, and rows of a piece. */
+/* Positions that attention takes at once, and the stride of their scores with room for the last 16. */
 #define TILE 64
 #define SCORE_STRIDE 80
-#define TILE_ROWS 48
 
 /* A matrix product's arguments and the number of groups that its rows are taken in. */
 struct product {
@@ -95,6 +94,8 @@ struct attend {
     long window;            /* 0: none */
     float scale, softcap;   /* softcap 0: none */
 };
+
+#include "team.h"
 
 /* Up to 16 neighbouring positions of a block; `next`: the keys 64 positions on, null behind the end. */
 struct run {
