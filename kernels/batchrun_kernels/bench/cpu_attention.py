@@ -17,6 +17,8 @@ _HEADS, _LAYER, _BLOCK = 9, KVLayer(3, 64, 64), 16
 _BATCHES = (32, 64)
 _CONTEXTS = (300, 1500)
 _KV_DTYPES = (torch.float32, torch.float16)
+# (kv_len, positions of it that all rows share)
+_SHARED = ((592, 512), (4096, 4032))
 _CHUNK, _BEHIND = 512, (0, 1024, 4096)
 _CHECKED_STEP = 61
 # Averages of values of size one, in float32.
@@ -61,28 +63,33 @@ def attention_cases() -> Iterator[Case]:
         lens = tuple(int(length) for length in torch.linspace(*_CONTEXTS, batch))
         for dtype in _KV_DTYPES:
             yield _case("decode", f"{batch} rows behind {_CONTEXTS[0]}-{_CONTEXTS[1]}", (1,) * batch, lens, dtype)
+    for kv_len, shared in _SHARED:
+        size = f"{_BATCHES[-1]} rows behind {kv_len}, {shared} of them shared"
+        yield _case("decode", size, (1,) * _BATCHES[-1], (kv_len,) * _BATCHES[-1], torch.float32, shared)
     for behind in _BEHIND:
         for dtype in _KV_DTYPES:
             yield _case("chunk", f"{_CHUNK} rows behind {behind}", (_CHUNK,), (behind + _CHUNK,), dtype)
 
 
-def _case(operation: str, size: str, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], kv_dtype: torch.dtype) -> Case:
+def _case(
+    operation: str, size: str, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], kv_dtype: torch.dtype, shared: int = 0
+) -> Case:
     seen = sum(q * kv - q * (q - 1) // 2 for q, kv in zip(q_lens, kv_lens, strict=True))
-    kv_floats = sum(kv_lens) * _LAYER.num_kv_heads * (_LAYER.key_dim + _LAYER.value_dim)
+    kv_floats = (sum(kv_lens) - (len(kv_lens) - 1) * shared) * _LAYER.num_kv_heads * (_LAYER.key_dim + _LAYER.value_dim)
     q_floats = sum(q_lens) * _HEADS * (_LAYER.key_dim + _LAYER.value_dim)
     return Case(
         operation,
         f"{size}, {str(kv_dtype).removeprefix('torch.')}",
         num_bytes=kv_dtype.itemsize * kv_floats + 4 * q_floats,
         num_flops=2 * seen * _HEADS * (_LAYER.key_dim + _LAYER.value_dim),
-        prepare=partial(_prepare, q_lens, kv_lens, kv_dtype),
+        prepare=partial(_prepare, q_lens, kv_lens, kv_dtype, shared),
     )
 
 
-def _prepare(q_lens: tuple[int, ...], kv_lens: tuple[int, ...], kv_dtype: torch.dtype) -> Prepared:
+def _prepare(q_lens: tuple[int, ...], kv_lens: tuple[int, ...], kv_dtype: torch.dtype, shared: int) -> Prepared:
     """Keys and values are rounded to `kv_dtype` before anything reads them; torch has them in float32."""
     random = torch.Generator().manual_seed(0)
-    work = _work(q_lens, kv_lens, random)
+    work = _work(q_lens, kv_lens, shared, random)
     num_blocks = int(work.block_table.max()) + 1
     keys, values = torch.randn(2, num_blocks * _BLOCK, 3, 64, generator=random).to(kv_dtype).float()
     num_copies = num_cold(2 * keys.numel() * kv_dtype.itemsize)
@@ -107,13 +114,14 @@ def _prepare(q_lens: tuple[int, ...], kv_lens: tuple[int, ...], kv_dtype: torch.
     )
 
 
-def _work(q_lens: tuple[int, ...], kv_lens: tuple[int, ...], random: torch.Generator) -> Work:
-    """Every item's blocks are its own and lie anywhere in the pool."""
+def _work(q_lens: tuple[int, ...], kv_lens: tuple[int, ...], shared: int, random: torch.Generator) -> Work:
+    """Blocks lie anywhere in the pool, and behind the first `shared` positions every item's are its own."""
     counts = [-(-length // _BLOCK) for length in kv_lens]
     free = torch.randperm(sum(counts), generator=random).to(torch.int32)
     table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
     for row, blocks in zip(table, torch.split(free, counts), strict=True):
         row[: len(blocks)] = blocks
+    table[:, : shared // _BLOCK] = table[0, : shared // _BLOCK].clone()
     return Work(q_lens, kv_lens, table, _BLOCK)
 
 
