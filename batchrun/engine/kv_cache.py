@@ -146,8 +146,8 @@ class KVCache:
 
     @property
     def runs_layers(self) -> bool:
-        """Whether the step's layers may be computed by `run_layer`; slots are copied between a write and attention."""
-        return self.attention.runs_layers and self._step is not None and not len(self._step.copy_sources)
+        """Whether layers may be computed by `run_layer`."""
+        return self.attention.runs_layers
 
     def run_layer(
         self,
@@ -159,9 +159,11 @@ class KVCache:
         sin: Tensor,  # [num_tokens, turned]
     ) -> Tensor:
         """[num_tokens, width]: the layer's result, its keys and values written and attended to on the way."""
-        assert self._step is not None, "a layer before begin"
+        step = self._step
+        assert step is not None, "a layer before begin"
         self.masks.append(whole.mask)
-        return whole(x, cos, sin, self._pool(layer_idx, shape), self._step.slots, self._plan)
+        copies = step.copy_sources, step.copy_targets
+        return whole(x, cos, sin, self._pool(layer_idx, shape), step.slots, copies, self._plan)
 
     def _pool(self, layer_idx: int, shape: KVLayer) -> KVPool:
         if layer_idx not in self.pools:

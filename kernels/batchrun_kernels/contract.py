@@ -125,9 +125,10 @@ class WholeLayer(Protocol):
         sin: Tensor,  # [num_tokens, turned]
         pool: KVPool,
         slots: Tensor,  # int64 [num_tokens]
+        copies: tuple[Tensor, Tensor],  # int64 [num_copies], source and target slots, no slot being both
         plan: Any,
     ) -> Tensor:
-        """[num_tokens, width]; the step's keys and values are in their slots."""
+        """[num_tokens, width]; keys and values are in their slots, and slots are copied before it attends."""
         ...
 
 

@@ -113,6 +113,8 @@ class _Pass(ctypes.Structure):
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
+        ("sources", ctypes.c_void_p),
+        ("targets", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("q_lens", ctypes.c_void_p),
@@ -121,6 +123,7 @@ class _Pass(ctypes.Structure):
         ("scratch", ctypes.c_void_p),
         ("tokens", ctypes.c_long),
         ("turned", ctypes.c_long),
+        ("copies", ctypes.c_long),
         ("items", ctypes.c_long),
         ("table_width", ctypes.c_long),
         ("block_size", ctypes.c_long),
@@ -183,9 +186,10 @@ class NativeLayer:
         sin: Tensor,  # float32 [num_tokens, turned]
         pool: KVPool,  # as `ColumnKeys` makes it
         slots: Tensor,  # int64 [num_tokens]
+        copies: tuple[Tensor, Tensor],  # int64 [num_copies], sources and targets
         plan: NativePlan,
     ) -> Tensor:
-        """float32 [num_tokens, width]; the step's keys and values are in their slots."""
+        """float32 [num_tokens, width]; the step's keys and values are in their slots, and slots are copied."""
         spec, library = self.spec, native.needed()
         num_tokens, turned = cos.shape
         assert x.shape == (num_tokens, spec.out.weight.num_outputs), f"{tuple(x.shape)}, {tuple(cos.shape)}"
@@ -199,6 +203,7 @@ class NativeLayer:
         assert (kv_heads, block_size, value_dim) == shape, pool.values.shape
         assert pool.keys.shape[1:] == (kv_heads, spec.key_dim, block_size), pool.keys.shape
         x, cos, sin, slots = x.contiguous(), cos.contiguous(), sin.contiguous(), slots.contiguous()
+        sources, targets = copies[0].contiguous(), copies[1].contiguous()
         y = torch.empty_like(x)
         scratch = self._scratch.of(library.batchrun_layer_scratch(self._address, num_tokens))
         arguments = _Pass(
@@ -207,6 +212,8 @@ class NativeLayer:
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             slots=slots.data_ptr(),
+            sources=sources.data_ptr(),
+            targets=targets.data_ptr(),
             keys=pool.keys.data_ptr(),
             values=pool.values.data_ptr(),
             q_lens=plan.q_lens.data_ptr(),
@@ -215,6 +222,7 @@ class NativeLayer:
             scratch=scratch.data_ptr(),
             tokens=num_tokens,
             turned=turned,
+            copies=len(sources),
             items=len(plan.q_lens),
             table_width=plan.block_table.shape[1],
             block_size=block_size,

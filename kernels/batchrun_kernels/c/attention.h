@@ -2,8 +2,8 @@
  *
  * Keys [blocks][kv_heads][key_dim][block_size], so that 16 positions' scores are one product of the shared inner
  * loop; values [blocks][kv_heads][block_size][value_dim]. Tiles begin at multiples of 64 in the sequence whoever asks:
- * a row's bits depend neither on the rows beside it, nor on how its prompt was cut into chunks, nor on who reads tiles with
- * it.
+ * a row's bits depend neither on the rows beside it, nor on how its prompt was cut into chunks, nor on who reads tiles
+ * with it.
  */
 
 /* Cache lines to fetch every four positions: 16 columns of each. */

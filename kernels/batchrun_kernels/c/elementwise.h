@@ -77,7 +77,7 @@ static void NAME(glu)(const float *gate_up, float *y, long m, long n, int is_gel
     }
 }
 
-/* Turns every head: x [tokens][heads][dim] given by its strides, y the same contiguous, cos and sin [tokens][turned]. */
+/* Turns every head: x [tokens][heads][dim] by its strides, y the same contiguous, cos and sin [tokens][turned]. */
 static void NAME(rope)(const float *x, long token_stride, long head_stride, const float *cos, const float *sin,
                        float *y, long tokens, long heads, long dim, long turned)
 {

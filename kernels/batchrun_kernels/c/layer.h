@@ -72,9 +72,10 @@ void batchrun_layer(const struct layer *l, const struct pass *p)
     keys = normalised(&l->k_norm, keys, m, l->kv_heads, l->key_dim, rest);
     const struct written written = {
         .key = keys.x, .value = states + num_turned, .cos = p->cos, .sin = p->sin, .slots = p->slots,
-        .keys = p->keys, .values = p->values, .key_token = keys.stride, .key_head = l->key_dim,
-        .value_token = l->qkv.n, .value_head = l->value_dim, .tokens = m, .turned = p->turned,
-        .kv_heads = l->kv_heads, .key_dim = l->key_dim, .value_dim = l->value_dim, .block_size = p->block_size};
+        .sources = p->sources, .targets = p->targets, .keys = p->keys, .values = p->values,
+        .key_token = keys.stride, .key_head = l->key_dim, .value_token = l->qkv.n, .value_head = l->value_dim,
+        .tokens = m, .turned = p->turned, .copies = p->copies, .kv_heads = l->kv_heads, .key_dim = l->key_dim,
+        .value_dim = l->value_dim, .block_size = p->block_size};
     batchrun_write(&written, p->half);
     const struct attend attend = {
         .q = q, .keys = p->keys, .values = p->values, .sinks = l->sinks, .out = attended, .q_lens = p->q_lens,

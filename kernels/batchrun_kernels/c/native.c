@@ -104,14 +104,16 @@ struct run {
 };
 
 /* Keys and values [tokens][kv_heads][key_dim or value_dim], given by the strides of tokens and heads, the angles that
- * the keys are still to be turned by, and their slots in a pool that lies as `attend` reads it. */
+ * the keys are still to be turned by, and their slots in a pool that lies as `attend` reads it; then the slots to copy,
+ * none of which is a source and a target. */
 struct written {
     const float *key, *value;
     const float *cos, *sin; /* [tokens][turned]; `turned` 0: none */
-    const int64_t *slots; /* [tokens] */
+    const int64_t *slots;   /* [tokens] */
+    const int64_t *sources, *targets; /* [copies] */
     void *keys, *values;
     long key_token, key_head, value_token, value_head;
-    long tokens, turned, kv_heads, key_dim, value_dim, block_size;
+    long tokens, turned, copies, kv_heads, key_dim, value_dim, block_size;
 };
 
 /* A packed weight [n][k]: of float32, or of 8 bits where it has scales. */
@@ -144,10 +146,11 @@ struct pass {
     float *y;               /* [tokens][width], not x */
     const float *cos, *sin; /* [tokens][turned] */
     const int64_t *slots;   /* [tokens] */
+    const int64_t *sources, *targets; /* [copies] */
     void *keys, *values;    /* the layer's pool, as `attend` reads it */
     const int32_t *q_lens, *kv_lens, *table;
     float *scratch; /* batchrun_layer_scratch floats */
-    long tokens, turned, items, table_width, block_size;
+    long tokens, turned, copies, items, table_width, block_size;
     int half; /* keys and values are float16 */
 };
 

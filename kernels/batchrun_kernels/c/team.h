@@ -46,7 +46,7 @@ static struct team team_of(const struct attend *a, long item, long most)
     return team;
 }
 
-/* All teams, of which there are at most as many as items, and one behind them that counts the units of all; how many. */
+/* All teams, at most as many as items, and one behind them that counts the units of all; how many. */
 static long teams_of(const struct attend *a, struct team *teams)
 {
     const long group = a->heads / a->kv_heads, threads = omp_get_max_threads();
