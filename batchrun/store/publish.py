@@ -7,6 +7,7 @@ nothing of models or prompts.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +79,9 @@ def publish(
     finally:
         # Also after a full disk: what cannot be published must not hold the space that the next try needs.
         for folder in (staging, spill):
-            remove(folder)
+            # What cannot be removed now is swept by whoever takes the lock next.
+            with suppress(OSError):
+                remove(folder)
 
 
 def _windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -89,7 +89,7 @@ def test_of_two_writers_of_one_number_exactly_one_wins_and_the_loser_stops(bench
 
         with pytest.raises(PartExists, match=r"part-00000-0001\.parquet was written by another worker") as loss:
             zombie.commit(0, bench.results([1, 2]))
-        assert loss.value.exit_code == 74
+        assert loss.value.exit_code == 75
 
         with pytest.raises(PartExists):
             zombie.commit(0, bench.results([2]))
