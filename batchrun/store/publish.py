@@ -142,6 +142,8 @@ def _named(rows: NDArray[np.int64]) -> str:
 def _expose(store: Store, staging: Path, written: list[dict[str, str | int]]) -> None:
     """From a finished folder to OUT. Before the rename to `ready` nothing is published; after it, OUT will be."""
     at = store.at
+    # Whoever has taken the job over meanwhile swept `staging` if it was there before, and is told here if it was not.
+    store.check_lease()
     with storage_errors(at.folder):
         # The folder's names before its own name; the files were synced one by one.
         sync_folder(staging)

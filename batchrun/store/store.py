@@ -82,8 +82,8 @@ class Store:
     def lock(self, wait_s: float = 0.0) -> Iterator[None]:
         """Holds the job folder, created if need be, for this process; free for others when the process dies.
 
-        A process that was paused for so long that another has taken the folder over writes nothing more: its next
-        `commit`, `save_partial` or `reveal` raises Overtaken, a StoppedEarly.
+        A process that was paused for so long that another has taken the folder over gets no further than its next
+        write: that raises Overtaken, a StoppedEarly.
 
         Temporary files of dead processes are swept and a publication that one of them had begun is finished. When
         the job comes to nothing (no plan, no part), the folder is removed again.
@@ -98,6 +98,10 @@ class Store:
             self._lease = lease
             self._take_over()
             yield
+        except (StorageFailed, OutputRefused):
+            # Whoever takes the folder over sweeps what the one before was writing.
+            lease.check()
+            raise
         finally:
             self._lease = None
             with suppress(OSError, StorageFailed):
@@ -105,6 +109,11 @@ class Store:
                     self._leave(created)
             with suppress(OSError):
                 lease.release()
+
+    def check_lease(self) -> None:
+        """Raises Overtaken, a StoppedEarly, when another process has the folder by now. Outside `lock` nobody asks."""
+        if self._lease:
+            self._lease.check()
 
     def check(self, job: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
         """Makes the folder this job's, or finds that it already is.
@@ -178,7 +187,8 @@ class Store:
         assert unit in self._next_seq, f"commit() to unit {unit} before done({unit})"
         part = self.at.part(unit, self._next_seq[unit])
         temporary = new_name(self.at.tmp, part.path.name)
-        with self._still_holding(part.path):
+        self.check_lease()
+        with storage_errors(part.path):
             try:
                 # A crash in here leaves a temporary name, which the next holder of the lock sweeps.
                 write_part(table, temporary, self.job_id)
@@ -197,8 +207,8 @@ class Store:
         Commit finished rows first: then a crash between the two leaves a row in both places, which is simply done,
         and never one in neither. Raises StorageFailed.
         """
-        with self._still_holding(self.at.partial):
-            partial.save(self.at, rows)
+        self.check_lease()
+        partial.save(self.at, rows)
 
     def load_partial(self) -> dict[int, tuple[int, ...]]:
         """What `save_partial` saved last; empty when nothing was. Raises StorageFailed when it is damaged."""
@@ -235,7 +245,7 @@ class Store:
         """
         assert self._lease, "reveal() belongs inside lock()"
         at = self.at
-        self._lease.check()
+        self.check_lease()
         with storage_errors(at.out), _refused_when_taken(at.out):
             if at.ready.exists():
                 if at.overwriting.exists() and at.out.exists():
@@ -258,20 +268,6 @@ class Store:
         if content is None:
             raise StorageFailed(f"{self.at.folder} holds no job; submit it first")
         return dict(content[key])
-
-    @contextmanager
-    def _still_holding(self, path: Path) -> Iterator[None]:
-        """Around a write of `path`: not begun by a process that was overtaken, nor is its failure there the disk's."""
-        if self._lease:
-            self._lease.check()
-        try:
-            with storage_errors(path):
-                yield
-        except StorageFailed:
-            # Whoever takes the folder over sweeps the temporary files of the one before.
-            if self._lease:
-                self._lease.check()
-            raise
 
     def _acquire(self, lease: Lease, wait_s: float) -> list[Path]:
         """Takes the lock; returns the folders that had to be created for it, the innermost first."""
@@ -318,10 +314,11 @@ class Store:
             at.overwriting.touch()
             sync_folder(at.folder)
         # The job before what belongs to it: a plan without a job is swept here, a job with half a plan would fail.
-        remove(at.job)
-        sync_folder(at.folder)
-        for path in (at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest):
+        for path in (at.job, at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest):
+            self.check_lease()
             remove(path)
+            if path == at.job:
+                sync_folder(at.folder)
         self._next_seq.clear()
 
 

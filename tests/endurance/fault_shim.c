@@ -1,8 +1,8 @@
 /* Loaded before the C library: watches the calls that touch files below one folder, and spoils one of them.
  *
  * Every such call is counted and written to a log, one line each: its name, the file's inode or 0, and its paths,
- * separated by tabs. The call with the due number is refused, cut in half, or is the last one that the process makes;
- * in the log stands `!` before it. On a disk that has become full, all that would take space fails from then on.
+ * separated by tabs. The call with the due number is refused, cut in half, the last one that the process makes, or
+ * waits until somebody wakes the process; in the log stands `!` before it. On a disk that has become full, all that would take space fails from then on.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -20,7 +20,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum action { PASS, REFUSE, FILL, KILL, KILL_HALFWAY };
+enum action { PASS, REFUSE, FILL, KILL, KILL_HALFWAY, PAUSE };
 
 static char root[PATH_MAX];
 static size_t root_len;
@@ -71,9 +71,9 @@ static void note(const char *call, unsigned long inode, const char *path, const 
     syscall(SYS_write, log_fd, line, length);
 }
 
-static void die(void)
+static void signal_self(int signal)
 {
-    syscall(SYS_kill, (int)syscall(SYS_getpid), SIGKILL);
+    syscall(SYS_kill, (int)syscall(SYS_getpid), signal);
 }
 
 /* What is to happen to this call. */
@@ -87,6 +87,10 @@ static enum action meet(const char *call, int takes_space, unsigned long inode, 
     }
     if (!is_due)
         return PASS;
+    if (armed_action == PAUSE) {
+        signal_self(SIGSTOP);
+        return PASS;
+    }
     if (armed_action == FILL)
         is_full = 1;
     errno = armed_action == FILL ? ENOSPC : armed_error;
@@ -109,7 +113,7 @@ static unsigned long inode_of(int fd)
             return failed;                                                             \
         __typeof__(real_call) result = real_call;                                      \
         if (action == KILL || action == KILL_HALFWAY)                            \
-            die();                                                                     \
+            signal_self(SIGKILL);                                                                     \
         return result;                                                                 \
     } while (0)
 
@@ -149,13 +153,13 @@ ssize_t write(int fd, const void *bytes, size_t count)
     if (action == FILL || action == KILL_HALFWAY) {
         ssize_t written = count > 1 ? syscall(SYS_write, fd, bytes, count / 2) : -1;
         if (action == KILL_HALFWAY)
-            die();
+            signal_self(SIGKILL);
         errno = ENOSPC;
         return written;
     }
     ssize_t written = syscall(SYS_write, fd, bytes, count);
     if (action == KILL)
-        die();
+        signal_self(SIGKILL);
     return written;
 }
 
@@ -192,7 +196,7 @@ int close(int fd)
     int error = errno;
     int result = (int)syscall(SYS_close, fd);
     if (action == KILL || action == KILL_HALFWAY)
-        die();
+        signal_self(SIGKILL);
     if (action != REFUSE)
         return result;
     errno = error;

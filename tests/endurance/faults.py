@@ -2,8 +2,8 @@
 
     python -m tests.endurance.faults [--rows 3] [--scenario fresh] [--every-write] [--full]
 
-A call is refused, finds the disk full (and so does all that follows), is cut in half, or is the last one before a kill
-or a power cut, which takes whatever was not synced. Of writes to a file one after the other these are the first and the last,
+A call is refused, finds the disk full (and so does all that follows), is cut in half, is the last one before a kill
+or a power cut, which takes whatever was not synced, or waits for its process to be woken after another has taken its place. Of writes to a file one after the other these are the first and the last,
 unless all are asked for. What must come of it: a named error in one line, or no harm at
 all; and from the same command again, with no help, the result of an undisturbed run, byte for byte. Exit status 1: something
 else came of one. Needs Linux and a C compiler.
@@ -11,21 +11,27 @@ else came of one. Needs Linux and a C compiler.
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import get_args
 
 import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batchrun.store import layout, lease
 from tests.endurance import forked, shim
 from tests.endurance.forked import Ended
 from tests.endurance.shim import Call, Fault
 
+_LEASE_S = 0.3
 # What a disk that fails may end a job with; 1 would be a bug.
 _NAMED = {66: "no such input", 73: "cannot create", 74: "disk failed", 75: "stopped"}
 
@@ -62,13 +68,34 @@ class Point:
         return _NAMED.get(self.ended.exit_code, "no harm" if not self.ended.exit_code else "?")
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which calls are spoiled, and how."""
+
+    faults: Sequence[Fault]
+    every_write: bool
+    one_fault: bool
+
+    def points(self, calls: list[Call], *, is_reading: bool) -> Iterator[tuple[int, Fault]]:
+        """The numbers of the calls with a fault each."""
+        turn = count()
+        for number, call in enumerate(calls, 1):
+            is_between = {_write(call)} == {_write(near) for near in calls[number - 2 : number + 1]} != {None}
+            if is_between and not self.every_write:
+                continue
+            faults = [fault for fault in call.faults[: 1 if is_reading else None] if fault in self.faults]
+            if self.one_fault and faults:
+                faults = [faults[next(turn) % len(faults)]]
+            yield from ((number, fault) for fault in faults)
+
+
 class Walk:
     """Spoils scenarios call by call in the folder `scratch`."""
 
-    def __init__(self, scratch: Path, library: Path, *, every_write: bool) -> None:
+    def __init__(self, scratch: Path, library: Path, choice: Choice) -> None:
         self._scratch = scratch
         self._library = library
-        self._every_write = every_write
+        self._choice = choice
 
     def prepare(self, rows: int) -> list[Scenario]:
         """A job from nothing, one that was killed halfway, one over another's result, and commands that only look."""
@@ -78,6 +105,7 @@ class Walk:
         options = (
             "-m", "echo", "-o", "OUT", "--max-num-seqs", "3", "--max-tokens", "6", "--checkpoint-every", "0.000001",
             "--max-num-batched-tokens", "64", "--kv-cache-memory", "16KiB", "--swap-space", "0", "--progress", "none",
+            "--wait-lock", "10s",
         )  # fmt: skip
         nothing, halfway, other, complete = (self._scratch / name for name in ("nothing", "half", "other", "complete"))
         nothing.mkdir()
@@ -103,13 +131,9 @@ class Walk:
         calls = self._record(scenario, case)
         _remove(case)
         found = []
-        for number, call in enumerate(calls, 1):
-            is_between = {_write(call)} == {_write(near) for near in calls[number - 2 : number + 1]} != {None}
-            if is_between and not self._every_write:
-                continue
-            for fault in call.faults[: 1 if scenario.is_reading else None]:
-                found.append(self._point(scenario, case, number, fault))
-                _remove(case)
+        for number, fault in self._choice.points(calls, is_reading=scenario.is_reading):
+            found.append(self._point(scenario, case, number, fault))
+            _remove(case)
         return found
 
     def _point(self, scenario: Scenario, case: Path, number: int, fault: Fault) -> Point:
@@ -117,7 +141,7 @@ class Walk:
         spoiled = next((call for call in calls if call.is_spoiled), calls[-1])
         if fault == "power cut":
             shim.cut_power(calls, case)
-        wrong = _wrong_end(ended, fault, is_reached=any(call.is_spoiled for call in calls))
+        wrong = _wrong_end(ended, is_reached=any(call.is_spoiled for call in calls))
         again = forked.run(scenario.command(case), self._scratch / "again")
         wrong = wrong or _wrong_result(scenario, case, again)
         name = (spoiled.other if spoiled.other.name else spoiled.path).relative_to(case)
@@ -131,12 +155,15 @@ class Walk:
     def _spoil(self, scenario: Scenario, case: Path, number: int, fault: Fault) -> tuple[Ended, list[Call]]:
         shutil.copytree(scenario.before, case)
         log = self._scratch / "log"
-        ended = forked.run(
-            scenario.command(case),
-            self._scratch / "said",
-            lambda: shim.arm(self._library, case, log, number, fault),
+        said = self._scratch / "said"
+        child = forked.start(
+            scenario.command(case), said, lambda: shim.arm(self._library, case, log, number, fault)
         )
-        return ended, shim.calls(log)
+        if forked.is_paused(child):
+            # Whoever comes next waits until the paused one counts as gone, and ends the job in its place.
+            forked.run(scenario.command(case), self._scratch / "winner")
+            os.kill(child, signal.SIGCONT)
+        return forked.wait(child, said), shim.calls(log)
 
 
 def _write(call: Call) -> Path | None:
@@ -149,7 +176,7 @@ def _halfway(calls: list[Call]) -> int:
     return commits[len(commits) // 2]
 
 
-def _wrong_end(ended: Ended, fault: Fault, *, is_reached: bool) -> str:
+def _wrong_end(ended: Ended, *, is_reached: bool) -> str:
     if not is_reached:
         return "the call was not reached: the job is not the same every time"
     if "Traceback" in ended.said:
@@ -157,7 +184,7 @@ def _wrong_end(ended: Ended, fault: Fault, *, is_reached: bool) -> str:
     if ended.is_killed or ended.exit_code == 0:
         return ""
     last = ended.said.splitlines()[-1] if ended.said else ""
-    if ended.exit_code not in _NAMED or not last.startswith("error: ") or fault not in ("refused", "disk full"):
+    if ended.exit_code not in _NAMED or not last.startswith("error: "):
         return f"exit {ended.exit_code}: {last}"
     return ""
 
@@ -197,8 +224,12 @@ def table(points: list[Point]) -> str:
 @click.option("--rows", default=3, show_default=True)
 @click.option("--scenario", "only", multiple=True, help="Only these; by default all.")
 @click.option("--every-write", is_flag=True, help="Also the writes between the first and the last to a file.")
+@click.option("--fault", "faults", multiple=True, type=click.Choice(get_args(Fault)), help="Only these; by default all.")
+@click.option("--one-fault", is_flag=True, help="Only one fault for each call, by turns.")
 @click.option("--full", is_flag=True, help="A line for every point.")
-def main(rows: int, only: tuple[str, ...], every_write: bool, full: bool) -> None:
+def main(
+    rows: int, only: tuple[str, ...], every_write: bool, faults: tuple[Fault, ...], one_fault: bool, full: bool
+) -> None:
     """Print what came of every fault, and fail where it is not what must come of it."""
     library = Path(os.environ.get("LD_PRELOAD", ""))
     if library.name != "fault_shim.so":
@@ -206,9 +237,11 @@ def main(rows: int, only: tuple[str, ...], every_write: bool, full: bool) -> Non
             preload = {"LD_PRELOAD": str(shim.build(Path(built)))}
             sys.exit(os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-m", "tests.endurance.faults", *sys.argv[1:]],
                                 os.environ | preload))  # fmt: skip
+    # A paused process is taken for gone sooner than it would be.
+    layout.LEASE_S = lease.LEASE_S = _LEASE_S
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=_fast_folder()) as scratch:
-        walk = Walk(Path(scratch), library, every_write=every_write)
+        walk = Walk(Path(scratch), library, Choice(faults or get_args(Fault), every_write=every_write, one_fault=one_fault))
         scenarios = [each for each in walk.prepare(rows) if not only or each.name in only]
         points = [point for scenario in scenarios for point in walk.spoil_all(scenario)]
     for point in points:

@@ -57,6 +57,13 @@ def start(arguments: Sequence[str], said: Path, prepare: Callable[[], None] = la
     os._exit(1)
 
 
+def is_paused(child: int) -> bool:
+    """Waits until the child has ended or stopped at a SIGSTOP; whether it can be woken. Leaves an ended one to `wait`."""
+    ended = os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    return ended.si_code == os.CLD_STOPPED
+
+
 def wait(child: int, said: Path) -> Ended:
     """Waits until the child has ended."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

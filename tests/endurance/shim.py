@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 SOURCE = Path(__file__).with_name("fault_shim.c")
-_REFUSE, _FILL, _KILL, _KILL_HALFWAY = range(1, 5)
+_REFUSE, _FILL, _KILL, _KILL_HALFWAY, _PAUSE = range(1, 6)
 _TAKE_SPACE = {"create", "write", "link", "mkdir"}
 _LOOK = {"open", "read", "list", "mmap"}
 
-Fault = Literal["refused", "disk full", "killed", "cut in half", "power cut"]
+Fault = Literal["refused", "disk full", "killed", "cut in half", "power cut", "paused"]
 _ACTIONS: dict[Fault, int] = {
     "refused": _REFUSE, "disk full": _FILL, "killed": _KILL, "cut in half": _KILL_HALFWAY, "power cut": _KILL,
+    "paused": _PAUSE,
 }  # fmt: skip
 
 
@@ -37,7 +38,7 @@ class Call:
         if self.name in _TAKE_SPACE:
             found.append("disk full")
         if self.name not in _LOOK:
-            found += ["killed", "power cut"]
+            found += ["killed", "power cut", "paused"]
         if self.name == "write":
             found.append("cut in half")
         return found

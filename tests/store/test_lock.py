@@ -2,15 +2,19 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from batchrun.errors import StoppedEarly, StorageFailed
+from batchrun.store import layout, lease
+from batchrun.store.layout import Layout
 from batchrun.store.store import PartExists, Store
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +61,61 @@ def test_lock_of_a_killed_process_is_free_at_once(bench, holder):
 
     with Store.open(bench.out).lock():
         assert json.loads(bench.out.with_name("out.batchrun").joinpath("holder.json").read_text())["pid"] == os.getpid()
+
+
+DIE_ELSEWHERE = """
+import os, socket, sys
+from pathlib import Path
+socket.gethostname = lambda: "gpu7"
+from batchrun.store import layout, lease
+layout.LEASE_S = lease.LEASE_S = 0.5
+from batchrun.store.store import Store
+with Store.open(Path(sys.argv[1])).lock():
+    os._exit(9)
+"""
+
+
+@pytest.fixture
+def dead_elsewhere(bench, monkeypatch):
+    """A job folder whose holder died on another machine an instant ago; a lease is half a second."""
+    for module in (layout, lease):
+        monkeypatch.setattr(module, "LEASE_S", 0.5)
+    died = subprocess.run([sys.executable, "-c", DIE_ELSEWHERE, str(bench.out)], cwd=ROOT, check=False)
+    assert died.returncode == 9
+    return Layout(bench.out)
+
+
+def test_lock_of_a_process_that_died_on_another_machine_is_free_after_its_lease(bench, dead_elsewhere):
+    now = time.time()
+    os.utime(dead_elsewhere.lock, (now + 0.2, now + 0.2))
+    with pytest.raises(StoppedEarly, match="process .* on host gpu7"), Store.open(bench.out).lock():
+        pytest.fail("it might be alive")
+    os.utime(dead_elsewhere.lock, (now - 9, now - 9))
+    with Store.open(bench.out).lock():
+        assert dead_elsewhere.read_holder()["pid"] == os.getpid()
+
+
+def test_lock_whose_content_was_lost_in_a_power_cut_is_taken(bench, dead_elsewhere):
+    dead_elsewhere.lock.write_bytes(b"")
+    with Store.open(bench.out).lock():
+        assert dead_elsewhere.read_holder()["pid"] == os.getpid()
+
+
+def test_holder_that_was_overtaken_writes_nothing_more_and_leaves_the_other_alone(bench):
+    with pytest.raises(StoppedEarly, match="was taken over by process 7 on host gpu7"), bench.working() as store:
+        store.done(0)
+        store.at.lock.unlink()
+        store.at.lock.write_text("another's")
+        store.at.holder.write_text('{"pid": 7, "host": "gpu7"}')
+        before = bench.tree()
+        for write in (lambda: store.commit(0, bench.results([0])), lambda: store.save_partial({1: (2,)}), store.reveal):
+            with pytest.raises(StoppedEarly, match="was taken over"):
+                write()
+        assert bench.tree() == before
+        shutil.rmtree(store.at.tmp)
+        store.write_progress({"status": "in_progress"})
+    assert store.at.lock.read_text() == "another's"
+    assert store.at.holder.exists()
 
 
 def test_waiting_process_gets_the_lock_when_the_holder_leaves_and_takes_its_unused_folder_along(bench, holder):
