@@ -69,6 +69,11 @@ class Layout:
         return self.folder / "holder.json"
 
     @property
+    def cancel(self) -> Path:
+        """While this exists, the holder of the lock is asked to stop."""
+        return self.folder / "cancel"
+
+    @property
     def tmp(self) -> Path:
         """Names that mean nothing after a crash; swept by whoever takes the lock next."""
         return self.folder / "tmp"

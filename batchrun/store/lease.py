@@ -2,8 +2,8 @@
 
 A marker file that its holder touches every ten seconds. That of a dead process of this machine is taken at once, that
 of a holder that went silent (another machine's, or a paused process) after `LEASE_S`, measured on the waiting one's
-own clock. So a paused holder may be overtaken and wake up: `check` tells it, and the rules of the parts make sure that it
-does no harm if it asks too late.
+own clock. So a paused holder may be overtaken and wake up: `check` tells it, and the rules of the parts make sure
+that it does no harm if it asks too late.
 """
 
 from contextlib import suppress

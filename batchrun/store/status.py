@@ -97,7 +97,7 @@ def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusW
     if at.is_complete:
         return "completed"
     if is_held:
-        return _word_of_held(at, is_done, said)
+        return _word_of_held(at, is_done)
     if at.was_published:
         return "output_missing"
     if said is None and at.plan.exists():
@@ -106,8 +106,8 @@ def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusW
     return next((word for word in get_args(StatusWord) if word == said and word in _ENDINGS), "interrupted")
 
 
-def _word_of_held(at: Layout, is_done: bool, said: str | None) -> StatusWord:
-    if said == "cancelling":
+def _word_of_held(at: Layout, is_done: bool) -> StatusWord:
+    if at.cancel.exists():
         return "cancelling"
     if is_done:
         return "finalizing"

@@ -290,6 +290,8 @@ class Store:
             at.tmp.mkdir(exist_ok=True)
             for leftover in at.tmp.iterdir():
                 remove(leftover)
+            # It was meant for the holder before.
+            remove(at.cancel)
             target.refuse_without_links(at)
             holder = {"pid": os.getpid(), "host": socket.gethostname()}
             write_file(at.holder, json.dumps(holder).encode(), at.tmp)

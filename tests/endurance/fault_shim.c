@@ -267,7 +267,8 @@ int mkdirat(int folder, const char *name, mode_t mode)
     resolve(folder, name, path);
     if (!is_below(path))
         return (int)syscall(SYS_mkdirat, folder, name, mode);
-    WHOLE("mkdir", 1, 0, path, "", -1, (int)syscall(SYS_mkdirat, folder, name, mode));
+    int creates = syscall(SYS_faccessat, AT_FDCWD, path, F_OK) != 0;
+    WHOLE(creates ? "mkdir" : "open", creates, 0, path, "", -1, (int)syscall(SYS_mkdirat, folder, name, mode));
 }
 
 int mkdir(const char *name, mode_t mode) { return mkdirat(AT_FDCWD, name, mode); }

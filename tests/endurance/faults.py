@@ -2,16 +2,17 @@
 
     python -m tests.endurance.faults [--rows 3] [--scenario fresh] [--every-write] [--full]
 
-A call is refused, finds the disk full (and so does all that follows), is cut in half, is the last one before a kill
-or a power cut, which takes whatever was not synced, or waits for its process to be woken after another has taken its place. Of writes to a file one after the other these are the first and the last,
-unless all are asked for. What must come of it: a named error in one line, or no harm at
-all; and from the same command again, with no help, the result of an undisturbed run, byte for byte. Exit status 1: something
-else came of one. Needs Linux and a C compiler.
+A call is refused, finds the disk full (and so does all that follows), is cut in half, is the last one before a kill or
+a power cut, which takes whatever was not synced, or waits for its process to be woken after another has taken its
+place. Of writes to a file one after the other these are the first and the last, unless all are asked for. What must
+come of it: a named error in one line, or no harm at all; and from the same command again, with no help, the result of
+an undisturbed run, byte for byte. Exit status 1: something else came of one. Needs Linux and a C compiler.
 """
 
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +34,7 @@ from tests.endurance.shim import Call, Fault
 
 _LEASE_S = 0.3
 # What a disk that fails may end a job with; 1 would be a bug.
-_NAMED = {66: "no such input", 73: "cannot create", 74: "disk failed", 75: "stopped"}
+_NAMED = {65: "unreadable", 66: "no such input", 73: "cannot create", 74: "disk failed", 75: "stopped"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +157,7 @@ class Walk:
         shutil.copytree(scenario.before, case)
         log = self._scratch / "log"
         said = self._scratch / "said"
-        child = forked.start(
-            scenario.command(case), said, lambda: shim.arm(self._library, case, log, number, fault)
-        )
+        child = forked.start(scenario.command(case), said, lambda: shim.arm(self._library, case, log, number, fault))
         if forked.is_paused(child):
             # Whoever comes next waits until the paused one counts as gone, and ends the job in its place.
             forked.run(scenario.command(case), self._scratch / "winner")
@@ -172,7 +171,9 @@ def _write(call: Call) -> Path | None:
 
 def _halfway(calls: list[Call]) -> int:
     """The number of a call by which some rows are committed and others have saved tokens."""
-    commits = [number for number, call in enumerate(calls, 1) if call.name == "link" and call.other.parent.name == "parts"]
+    commits = [
+        number for number, call in enumerate(calls, 1) if call.name == "link" and call.other.parent.name == "parts"
+    ]
     return commits[len(commits) // 2]
 
 
@@ -224,7 +225,9 @@ def table(points: list[Point]) -> str:
 @click.option("--rows", default=3, show_default=True)
 @click.option("--scenario", "only", multiple=True, help="Only these; by default all.")
 @click.option("--every-write", is_flag=True, help="Also the writes between the first and the last to a file.")
-@click.option("--fault", "faults", multiple=True, type=click.Choice(get_args(Fault)), help="Only these; by default all.")
+@click.option(
+    "--fault", "faults", multiple=True, type=click.Choice(get_args(Fault)), help="Only these; by default all."
+)
 @click.option("--one-fault", is_flag=True, help="Only one fault for each call, by turns.")
 @click.option("--full", is_flag=True, help="A line for every point.")
 def main(
@@ -235,13 +238,15 @@ def main(
     if library.name != "fault_shim.so":
         with tempfile.TemporaryDirectory() as built:
             preload = {"LD_PRELOAD": str(shim.build(Path(built)))}
-            sys.exit(os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-m", "tests.endurance.faults", *sys.argv[1:]],
-                                os.environ | preload))  # fmt: skip
+            command = [sys.executable, "-m", "tests.endurance.faults", *sys.argv[1:]]
+            sys.exit(subprocess.run(command, env=os.environ | preload, check=False).returncode)
     # A paused process is taken for gone sooner than it would be.
     layout.LEASE_S = lease.LEASE_S = _LEASE_S
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=_fast_folder()) as scratch:
-        walk = Walk(Path(scratch), library, Choice(faults or get_args(Fault), every_write=every_write, one_fault=one_fault))
+        walk = Walk(
+            Path(scratch), library, Choice(faults or get_args(Fault), every_write=every_write, one_fault=one_fault)
+        )
         scenarios = [each for each in walk.prepare(rows) if not only or each.name in only]
         points = [point for scenario in scenarios for point in walk.spoil_all(scenario)]
     for point in points:

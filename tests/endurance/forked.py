@@ -58,7 +58,7 @@ def start(arguments: Sequence[str], said: Path, prepare: Callable[[], None] = la
 
 
 def is_paused(child: int) -> bool:
-    """Waits until the child has ended or stopped at a SIGSTOP; whether it can be woken. Leaves an ended one to `wait`."""
+    """Waits until the child has ended or was stopped; whether it can be woken. Leaves an ended one to `wait`."""
     ended = os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert ended is not None
     return ended.si_code == os.CLD_STOPPED
