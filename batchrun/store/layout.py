@@ -143,7 +143,8 @@ class Layout:
 
     def read_holder(self) -> dict[str, Any]:
         """`pid` and `host` of whoever took the lock last; empty when nothing readable is there."""
-        return _read_hint(self.holder)
+        who = _read_hint(self.holder)
+        return who if isinstance(who.get("pid"), int) and isinstance(who.get("host"), str) else {}
 
 
 def named_by(path: Path) -> Path:

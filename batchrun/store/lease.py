@@ -15,7 +15,7 @@ from batchrun.store.layout import LEASE_S, Layout
 
 # A holder that is just leaving must not turn a starting job away.
 _LEAST_WAIT_S = 0.25
-_SIGNING_S = 2.0
+_SIGNING_S = 2.5
 
 
 class Overtaken(StoppedEarly):
@@ -86,12 +86,10 @@ class Lease:
 
     @property
     def _is_unsigned(self) -> bool:
-        with suppress(OSError):
-            return self._at.lock.stat().st_size == 0
-        return False
+        return self._marker is not None and self._lock.owner is None
 
     def _takes_unsigned(self) -> bool:
-        """An empty marker is one whose holder died before it had signed, or whose content a power cut took."""
+        """A marker that names nobody is one whose holder died while it signed, or whose content a power cut took."""
         before = self._marker
         if self._takes(_SIGNING_S):
             return True

@@ -119,7 +119,7 @@ def _holder(at: Layout) -> Holder | None:
     who = at.read_holder()
     if not at.shows_life or (who and _is_gone(who)):
         return None
-    return Holder(int(who.get("pid", 0)), str(who.get("host", "?")))
+    return Holder(who.get("pid", 0), who.get("host", "?"))
 
 
 def _is_gone(who: dict[str, Any]) -> bool:
@@ -127,8 +127,8 @@ def _is_gone(who: dict[str, Any]) -> bool:
     if who.get("host") != socket.gethostname():
         return False
     try:
-        os.kill(int(who["pid"]), 0)
-    except ProcessLookupError:
+        os.kill(who["pid"], 0)
+    except (ProcessLookupError, OverflowError):
         return True
     except OSError:
         return False
