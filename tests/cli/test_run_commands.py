@@ -254,7 +254,7 @@ def test_resume_goes_to_the_stored_job_of_an_absolute_folder(library: Library, r
 
 def test_the_list_of_commands_cuts_no_description(run: Run) -> None:
     listed = run("--help").stdout.split("Commands:")[1].splitlines()
-    assert len([line for line in listed if line.strip()]) == 7
+    assert len([line for line in listed if line.strip()]) == 8
     assert [line for line in listed if line.endswith("...")] == []
 
 

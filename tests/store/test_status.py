@@ -131,7 +131,7 @@ def test_killed_before_the_result_was_out_is_interrupted(bench, inputs, monkeypa
 def test_cancelling_while_it_is_held(bench):
     with bench.working() as store:
         bench.plan(store, 3)
-        store.write_progress({"status": "cancelling"})
+        store.at.cancel.touch()
 
         assert status(bench.out).status == "cancelling"
 
