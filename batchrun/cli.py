@@ -21,6 +21,7 @@ _COMMANDS = {
     "plan": "batchrun.cli_run",
     "submit": "batchrun.cli_run",
     "resume": "batchrun.cli_run",
+    "cancel": "batchrun.cli_cancel",
     "tune": "batchrun.cli_tune",
     "status": "batchrun.cli_status",
     "verify": "batchrun.cli_status",

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from datetime import timedelta
+from datetime import time, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -53,6 +53,21 @@ def _seconds(value: object) -> object:
         raise ValueError("should be a duration such as 90s, 15m or 2h") from None
 
 
+def _deadline(value: object) -> object:
+    """ "3h" → seconds; "06:00" → a time of day."""
+    if isinstance(value, time):
+        return value
+    try:
+        if isinstance(value, str) and ":" in value:
+            return time.fromisoformat(value.strip())
+        seconds = _seconds(value)
+    except ValueError:
+        seconds = None
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or seconds <= 0:
+        raise ValueError("should be a duration such as 3h, or a time of day such as 06:00")
+    return float(seconds)
+
+
 def _rate(value: object) -> object:
     """0.01, "0.01", "1%" → a share of 1."""
     if isinstance(value, str) and value.strip().endswith("%"):
@@ -75,6 +90,7 @@ def _comma_separated(value: object) -> object:
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
+Deadline = Annotated[float | time, BeforeValidator(_deadline)]
 Rate = Annotated[float, BeforeValidator(_rate)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_comma_separated)]
@@ -180,6 +196,12 @@ class Job(BaseModel):
     checkpoint_every: Seconds = option("Job", 30.0, "Time between commits, e.g. 30s.", "DURATION", gt=0)
     drain_timeout: Seconds = option(
         "Job", 45.0, "Time to finish running rows after SIGTERM or Ctrl-C.", "DURATION", ge=0
+    )
+    deadline: Deadline | None = option(
+        "Job",
+        None,
+        "Stop cleanly by then: so long after the start, or at a time of day, e.g. 3h or 06:00.",
+        "DURATION|TIME",
     )
     wait_lock: Seconds = option("Job", 0.0, "Time to wait for another process on the same output.", "DURATION", ge=0)
     max_error_rate: Rate | None = option(

@@ -26,6 +26,7 @@ from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, load_plan, make_plan
 from batchrun.plan.sharing import decide
 from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
+from batchrun.recall import Recall
 from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
 from batchrun.store.store import Store
@@ -103,12 +104,14 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
     """Brings the job to its end from wherever it is.
 
     Raises:
-        StoppedEarly, Interrupted: `stop` was raised; what was done is saved.
+        StoppedEarly, Interrupted: `stop` was raised, by a signal, the deadline or `batchrun cancel`, or another process
+            holds the job; what was done is saved.
         BatchrunError: the job is wrong, or a disk or the engine failed; what was committed stays.
     """
     began = time.monotonic()
     opened = _open(job)
     store = opened.store
+    observe = Recall(job, store.at, stop).heeded_by(observe)
     with store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
         _take_folder(opened, tokenizer, observe)

@@ -1,6 +1,6 @@
 """The wish to stop, as the running job sees it: a level that only rises.
 
-Whoever catches the signals raises it; the job reads it between steps. Installs no handler itself.
+Whoever catches the signals or knows of a deadline raises it; the job reads it between steps. Installs no handler.
 """
 
 from batchrun.errors import Interrupted, StoppedEarly
@@ -22,7 +22,7 @@ class StopRequest:
         self.signal_name: str | None = None
 
     def request(self, signal_name: str) -> int:
-        """One level up; the new level. The first signal's name decides the exit code."""
+        """One level up; the new level. The name of the first signal, or of what else asked, decides the exit code."""
         self.signal_name = self.signal_name or signal_name
         self.level = min(self.level + 1, AT_ONCE)
         return self.level

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from batchrun.engine.engine import Engine
 from batchrun.engine.request import Completion
-from batchrun.errors import DataError, RowError
+from batchrun.errors import BatchrunError, DataError, RowError
 from batchrun.observe.events import Committed, Observe, RunProgress
 from batchrun.plan.plan import Plan, Unit, read_unit
 from batchrun.stop import AT_ONCE, DRAIN, StopRequest
@@ -69,6 +69,7 @@ class Worker:
         before = store.counts()
         self._tally = _Tally(before.rows, before.rows, before.failed)
         self._partial: dict[int, tuple[int, ...]] = {}
+        self._is_cut_off = False
 
     def run(self, plan: Plan) -> bool:
         """Works until every row is committed, or the wish to stop is fulfilled; whether every row is done.
@@ -76,6 +77,7 @@ class Worker:
         Whatever ends it, finished rows are committed and the tokens of unfinished ones saved on the way out.
 
         Raises:
+            StoppedEarly: another process has taken the job over.
             DataError: a row needs more KV than the pool has; nothing was run.
             EngineFailed: the engine failed.
             StorageFailed: a commit failed; what was committed before stays.
@@ -165,10 +167,17 @@ class Worker:
         self._finished.clear()
 
     def _save(self) -> None:
-        self._commit()
-        in_flight = {row.row_idx: row.output_ids for row in self._engine.in_flight() if row.output_ids}
-        if in_flight:
-            self._store.save_partial(self._partial | in_flight)
+        if self._is_cut_off:
+            return
+        try:
+            self._commit()
+            in_flight = {row.row_idx: row.output_ids for row in self._engine.in_flight() if row.output_ids}
+            if in_flight:
+                self._store.save_partial(self._partial | in_flight)
+        except BatchrunError:
+            # The disk failed, or another process has the job now: one more try would only hide which.
+            self._is_cut_off = True
+            raise
 
     def _pending(self, plan: Plan) -> Iterator[tuple[Unit, PlannedRow]]:
         """The rows that are in no part yet, in plan order."""

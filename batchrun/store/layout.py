@@ -5,6 +5,7 @@ Names only, by the standard library only: `status` must answer before pyarrow wo
 
 import json
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from batchrun.errors import InputMissing, StorageFailed
 _PART_NAME = re.compile(r"part-(\d{5,})-(\d{4,})\.parquet")
 FIRST_FILE = "part-00000.parquet"
 _FOLDER_SUFFIX = ".batchrun"
+LEASE_S = 30.0  # how long a holder of the lock may give no sign of life
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,12 +60,18 @@ class Layout:
 
     @property
     def lock(self) -> Path:
+        """There while somebody holds the job folder, who touches it again and again; left behind by a kill."""
         return self.folder / "lock"
 
     @property
     def holder(self) -> Path:
-        """Who has the lock; written by the holder, meaningful only while the lock is held."""
+        """Who has the lock, by `pid` and `host`; written by the holder, meaningful only while the lock is held."""
         return self.folder / "holder.json"
+
+    @property
+    def cancel(self) -> Path:
+        """While this exists, the holder of the lock is asked to stop."""
+        return self.folder / "cancel"
 
     @property
     def tmp(self) -> Path:
@@ -100,6 +108,13 @@ class Layout:
         """Whether the job's answers have been at OUT, wherever they are now."""
         return self.manifest.is_file() and not self.ready.exists() and not self.overwriting.exists()
 
+    @property
+    def shows_life(self) -> bool:
+        """Whether the lock was touched lately, by this machine's clock; only a hint, since clocks differ."""
+        with suppress(OSError):
+            return abs(time.time() - self.lock.stat().st_mtime) <= LEASE_S
+        return False
+
     def require_job(self) -> None:
         """Raises InputMissing when there is no job, StorageFailed when that cannot be told."""
         try:
@@ -128,7 +143,8 @@ class Layout:
 
     def read_holder(self) -> dict[str, Any]:
         """`pid` and `host` of whoever took the lock last; empty when nothing readable is there."""
-        return _read_hint(self.holder)
+        who = _read_hint(self.holder)
+        return who if isinstance(who.get("pid"), int) and isinstance(who.get("host"), str) else {}
 
 
 def named_by(path: Path) -> Path:

@@ -7,6 +7,7 @@ nothing of models or prompts.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +79,9 @@ def publish(
     finally:
         # Also after a full disk: what cannot be published must not hold the space that the next try needs.
         for folder in (staging, spill):
-            remove(folder)
+            # What cannot be removed now is swept by whoever takes the lock next.
+            with suppress(OSError):
+                remove(folder)
 
 
 def _windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -139,6 +142,8 @@ def _named(rows: NDArray[np.int64]) -> str:
 def _expose(store: Store, staging: Path, written: list[dict[str, str | int]]) -> None:
     """From a finished folder to OUT. Before the rename to `ready` nothing is published; after it, OUT will be."""
     at = store.at
+    # Whoever has taken the job over meanwhile swept `staging` if it was there before, and is told here if it was not.
+    store.check_lease()
     with storage_errors(at.folder):
         # The folder's names before its own name; the files were synced one by one.
         sync_folder(staging)

@@ -1,11 +1,11 @@
 """How far a job is, for anybody who asks, while another process works on it.
 
 Decided from what is committed: the footers of the parts. Uses the standard library only, so that it answers at
-once, and takes the lock for no longer than it takes to see whether somebody holds it.
+once, and only looks at the lock.
 """
 
-import fcntl
 import os
+import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -97,7 +97,7 @@ def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusW
     if at.is_complete:
         return "completed"
     if is_held:
-        return _word_of_held(at, is_done, said)
+        return _word_of_held(at, is_done)
     if at.was_published:
         return "output_missing"
     if said is None and at.plan.exists():
@@ -106,8 +106,8 @@ def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusW
     return next((word for word in get_args(StatusWord) if word == said and word in _ENDINGS), "interrupted")
 
 
-def _word_of_held(at: Layout, is_done: bool, said: str | None) -> StatusWord:
-    if said == "cancelling":
+def _word_of_held(at: Layout, is_done: bool) -> StatusWord:
+    if at.cancel.exists():
         return "cancelling"
     if is_done:
         return "finalizing"
@@ -115,17 +115,21 @@ def _word_of_held(at: Layout, is_done: bool, said: str | None) -> StatusWord:
 
 
 def _holder(at: Layout) -> Holder | None:
-    """Who holds the lock; None when it is free. A lock is freed by the system when its process dies."""
-    try:
-        descriptor = os.open(at.lock, os.O_RDONLY)
-    except OSError:
+    """Who holds the lock, as far as can be told without asking for it; None when nobody does."""
+    who = at.read_holder()
+    if not at.shows_life or (who and _is_gone(who)):
         return None
+    return Holder(who.get("pid", 0), who.get("host", "?"))
+
+
+def _is_gone(who: dict[str, Any]) -> bool:
+    """Whether the process is of this machine and has ended: the lock of a killed one stays until it is taken."""
+    if who.get("host") != socket.gethostname():
+        return False
     try:
-        # Shared, so that two who ask do not see each other; let go at once, since a job may be starting.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None
+        os.kill(who["pid"], 0)
+    except (ProcessLookupError, OverflowError):
+        return True
     except OSError:
-        who = at.read_holder()
-        return Holder(int(who.get("pid", 0)), str(who.get("host", "?")))
-    finally:
-        os.close(descriptor)
+        return False
+    return False

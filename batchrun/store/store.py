@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from batchrun.errors import JobMismatch, OutputRefused, StoppedEarly, StorageFailed
@@ -25,15 +24,14 @@ from batchrun.store import partial, target
 from batchrun.store.counts import Counts, total
 from batchrun.store.durable import link_if_absent, new_name, remove, storage_errors, sync_folder, write_file
 from batchrun.store.layout import Layout, read_json
+from batchrun.store.lease import Lease
 from batchrun.store.parts import read_row_idx, write_part
 
-# A `status` looks at the lock for an instant by taking it; that must not turn a starting job away.
-_LEAST_WAIT_S = 0.25
 _ATTEMPTS = 5
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY}
 
 
-class PartExists(StorageFailed):
+class PartExists(StoppedEarly):
     """Another worker committed under the number that was due: this one is too late and must stop."""
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +48,7 @@ class Store:
         self.at = at
         self.overwrite = overwrite
         self._next_seq: dict[int, int] = {}
-        self._has_lock = False
+        self._lease: Lease | None = None
 
     @classmethod
     def open(cls, out: Path, *, overwrite: bool = False) -> "Store":
@@ -82,7 +80,10 @@ class Store:
 
     @contextmanager
     def lock(self, wait_s: float = 0.0) -> Iterator[None]:
-        """Holds the job folder, created if need be, for this process; freed by the system if the process dies.
+        """Holds the job folder, created if need be, for this process; free for others when the process dies.
+
+        A process that was paused for so long that another has taken the folder over gets no further than its next
+        write: that raises Overtaken, a StoppedEarly.
 
         Temporary files of dead processes are swept and a publication that one of them had begun is finished. When
         the job comes to nothing (no plan, no part), the folder is removed again.
@@ -91,20 +92,28 @@ class Store:
             StoppedEarly: another process has it for longer than `wait_s`; the message names it.
             OutputRefused: the folder cannot be created, or its disk has no hard links.
         """
-        lock = FileLock(self.at.lock, timeout=max(wait_s, _LEAST_WAIT_S), thread_local=False)
-        created = self._acquire(lock)
+        lease = Lease(self.at)
+        created = self._acquire(lease, wait_s)
         try:
-            self._has_lock = True
+            self._lease = lease
             self._take_over()
             yield
+        except (StorageFailed, OutputRefused):
+            # Whoever takes the folder over sweeps what the one before was writing.
+            lease.check()
+            raise
         finally:
-            self._has_lock = False
+            self._lease = None
             with suppress(OSError, StorageFailed):
-                # The holder's name before the lock: afterwards it could be the next holder's.
-                self.at.holder.unlink(missing_ok=True)
-                if not (self.at.plan.exists() or self.at.overwriting.exists() or self._has_answers()):
-                    target.remove_folder(self.at, created)
-            lock.release()
+                if lease.is_held:
+                    self._leave(created)
+            with suppress(OSError):
+                lease.release()
+
+    def check_lease(self) -> None:
+        """Raises Overtaken, a StoppedEarly, when another process has the folder by now. Outside `lock` nobody asks."""
+        if self._lease:
+            self._lease.check()
 
     def check(self, job: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
         """Makes the folder this job's, or finds that it already is.
@@ -115,7 +124,7 @@ class Store:
         Raises:
             JobMismatch: the folder has answers of a job with another fingerprint.
         """
-        assert self._has_lock, "check() belongs inside lock()"
+        assert self._lease, "check() belongs inside lock()"
         is_other = self.holds_other(fingerprint)
         stored = read_json(self.at.job)
         with storage_errors(self.at.folder):
@@ -178,6 +187,7 @@ class Store:
         assert unit in self._next_seq, f"commit() to unit {unit} before done({unit})"
         part = self.at.part(unit, self._next_seq[unit])
         temporary = new_name(self.at.tmp, part.path.name)
+        self.check_lease()
         with storage_errors(part.path):
             try:
                 # A crash in here leaves a temporary name, which the next holder of the lock sweeps.
@@ -197,6 +207,7 @@ class Store:
         Commit finished rows first: then a crash between the two leaves a row in both places, which is simply done,
         and never one in neither. Raises StorageFailed.
         """
+        self.check_lease()
         partial.save(self.at, rows)
 
     def load_partial(self) -> dict[int, tuple[int, ...]]:
@@ -232,8 +243,9 @@ class Store:
         Raises:
             OutputRefused: something else has appeared at OUT; the result stays in `ready`.
         """
-        assert self._has_lock, "reveal() belongs inside lock()"
+        assert self._lease, "reveal() belongs inside lock()"
         at = self.at
+        self.check_lease()
         with storage_errors(at.out), _refused_when_taken(at.out):
             if at.ready.exists():
                 if at.overwriting.exists() and at.out.exists():
@@ -257,16 +269,14 @@ class Store:
             raise StorageFailed(f"{self.at.folder} holds no job; submit it first")
         return dict(content[key])
 
-    def _acquire(self, lock: FileLock) -> list[Path]:
+    def _acquire(self, lease: Lease, wait_s: float) -> list[Path]:
         """Takes the lock; returns the folders that had to be created for it, the innermost first."""
         created: list[Path] = []
         for attempt in range(_ATTEMPTS):
             created += target.create_folder(self.at)
             try:
-                lock.acquire()
+                lease.acquire(wait_s)
                 break
-            except Timeout:
-                raise StoppedEarly(self._held_message()) from None
             except OSError as error:
                 # Missing: the holder before us came to nothing and took the folder away while we waited.
                 if not isinstance(error, FileNotFoundError) or attempt == _ATTEMPTS - 1:
@@ -280,15 +290,19 @@ class Store:
             at.tmp.mkdir(exist_ok=True)
             for leftover in at.tmp.iterdir():
                 remove(leftover)
+            # It was meant for the holder before.
+            remove(at.cancel)
             target.refuse_without_links(at)
             holder = {"pid": os.getpid(), "host": socket.gethostname()}
             write_file(at.holder, json.dumps(holder).encode(), at.tmp)
         self.reveal()
 
-    def _held_message(self) -> str:
-        holder = self.at.read_holder()
-        who = f"process {holder['pid']} on host {holder['host']}" if holder else "another process"
-        return f"{self.at.out} is held by {who}; wait until it is done, or give --wait-lock 120s"
+    def _leave(self, created: list[Path]) -> None:
+        """What a holder does last; the lock itself it still has."""
+        # The holder's name before the lock: afterwards it could be the next holder's.
+        self.at.holder.unlink(missing_ok=True)
+        if not (self.at.plan.exists() or self.at.overwriting.exists() or self._has_answers()):
+            target.remove_folder(self.at, created)
 
     def _has_answers(self) -> bool:
         at = self.at
@@ -302,10 +316,11 @@ class Store:
             at.overwriting.touch()
             sync_folder(at.folder)
         # The job before what belongs to it: a plan without a job is swept here, a job with half a plan would fail.
-        remove(at.job)
-        sync_folder(at.folder)
-        for path in (at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest):
+        for path in (at.job, at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest):
+            self.check_lease()
             remove(path)
+            if path == at.job:
+                sync_folder(at.folder)
         self._next_seq.clear()
 
 

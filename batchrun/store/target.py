@@ -76,7 +76,7 @@ def create_folder(at: Layout) -> list[Path]:
 
 def remove_folder(at: Layout, created: list[Path]) -> None:
     """Removes the job folder's own files, then it and the folders in `created`, as far as nothing else is in them."""
-    for path in (at.tmp, at.job, at.parts, at.progress, at.lock):
+    for path in (at.tmp, at.job, at.parts, at.progress, at.cancel, at.lock):
         remove(path)
     for folder in [at.folder, *created]:
         with suppress(OSError):

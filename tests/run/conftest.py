@@ -63,9 +63,14 @@ class EchoJob:
             self.command(*arguments), capture_output=True, text=True, check=False, env=environment(), **options
         )
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **options: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+            self.command(*arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            **options,
         )
 
     def rows(self) -> list[dict[str, object]]:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchrun.errors import OutputRefused, StorageFailed
-from batchrun.store.store import Store
+from batchrun.store.store import PartExists, Store
 
 
 def texts(out: Path) -> list[str | None]:
@@ -114,7 +114,7 @@ def test_commit_whose_name_cannot_be_synced_is_not_repeated_under_the_next_numbe
             with pytest.raises(StorageFailed):
                 store.commit(0, bench.results([0]))
 
-        with pytest.raises(StorageFailed, match="was written by another worker"):
+        with pytest.raises(PartExists, match="was written by another worker"):
             store.commit(0, bench.results([0]))
         assert store.done(0).tolist() == [0]
 

@@ -2,15 +2,19 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from batchrun.errors import StoppedEarly, StorageFailed
+from batchrun.store import layout, lease
+from batchrun.store.layout import Layout
 from batchrun.store.store import PartExists, Store
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +63,72 @@ def test_lock_of_a_killed_process_is_free_at_once(bench, holder):
         assert json.loads(bench.out.with_name("out.batchrun").joinpath("holder.json").read_text())["pid"] == os.getpid()
 
 
+DIE_ELSEWHERE = """
+import os, socket, sys
+from pathlib import Path
+socket.gethostname = lambda: "gpu7"
+from batchrun.store import layout, lease
+layout.LEASE_S = lease.LEASE_S = 0.5
+from batchrun.store.store import Store
+with Store.open(Path(sys.argv[1])).lock():
+    os._exit(9)
+"""
+
+
+@pytest.fixture
+def dead_elsewhere(bench, monkeypatch):
+    """A job folder whose holder died on another machine an instant ago; a lease is half a second."""
+    for module in (layout, lease):
+        monkeypatch.setattr(module, "LEASE_S", 0.5)
+    died = subprocess.run([sys.executable, "-c", DIE_ELSEWHERE, str(bench.out)], cwd=ROOT, check=False)
+    assert died.returncode == 9
+    return Layout(bench.out)
+
+
+def test_lock_of_a_process_that_died_on_another_machine_is_free_after_its_lease(bench, dead_elsewhere):
+    now = time.time()
+    os.utime(dead_elsewhere.lock, (now + 0.2, now + 0.2))
+    with pytest.raises(StoppedEarly, match="on host gpu7"), Store.open(bench.out).lock():
+        pytest.fail("it might be alive")
+    os.utime(dead_elsewhere.lock, (now - 9, now - 9))
+    with Store.open(bench.out).lock():
+        assert dead_elsewhere.read_holder()["pid"] == os.getpid()
+
+
+def test_lock_whose_content_was_lost_in_a_power_cut_is_taken(bench, dead_elsewhere):
+    dead_elsewhere.lock.write_bytes(b"")
+    with Store.open(bench.out).lock():
+        assert dead_elsewhere.read_holder()["pid"] == os.getpid()
+
+
+def test_holder_that_was_overtaken_writes_nothing_more_and_leaves_the_other_alone(bench):
+    with bench.working() as store:
+        store.done(0)
+        store.at.lock.unlink()
+        store.at.lock.write_text("another's")
+        store.at.holder.write_text('{"pid": 7, "host": "gpu7"}')
+        before = bench.tree()
+        for write in (lambda: store.commit(0, bench.results([0])), lambda: store.save_partial({1: (2,)}), store.reveal):
+            with pytest.raises(StoppedEarly, match="was taken over"):
+                write()
+        assert bench.tree() == before
+
+    assert store.at.lock.read_text() == "another's"
+    assert store.at.holder.exists()
+
+
+def lose_and_fail(bench) -> None:
+    with bench.working() as store:
+        store.at.lock.unlink()
+        shutil.rmtree(store.at.tmp)
+        store.write_progress({"status": "in_progress"})
+
+
+def test_what_fails_because_another_process_took_the_folder_over_is_not_called_a_failure_of_the_disk(bench):
+    with pytest.raises(StoppedEarly, match="was taken over"):
+        lose_and_fail(bench)
+
+
 def test_waiting_process_gets_the_lock_when_the_holder_leaves_and_takes_its_unused_folder_along(bench, holder):
     holder.stdin.close()
 
@@ -89,7 +159,7 @@ def test_of_two_writers_of_one_number_exactly_one_wins_and_the_loser_stops(bench
 
         with pytest.raises(PartExists, match=r"part-00000-0001\.parquet was written by another worker") as loss:
             zombie.commit(0, bench.results([1, 2]))
-        assert loss.value.exit_code == 74
+        assert loss.value.exit_code == 75
 
         with pytest.raises(PartExists):
             zombie.commit(0, bench.results([2]))

@@ -1,10 +1,8 @@
 """A look at a job while another process works on it, and after that process is gone."""
 
-import fcntl
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from batchrun.errors import InputMissing, OutputRefused, StorageFailed
 from batchrun.store.counts import PartDamaged
+from batchrun.store.layout import LEASE_S
 from batchrun.store.status import Holder, RequestCounts, status
 from batchrun.store.store import Store
 
@@ -132,7 +131,7 @@ def test_killed_before_the_result_was_out_is_interrupted(bench, inputs, monkeypa
 def test_cancelling_while_it_is_held(bench):
     with bench.working() as store:
         bench.plan(store, 3)
-        store.write_progress({"status": "cancelling"})
+        store.at.cancel.touch()
 
         assert status(bench.out).status == "cancelling"
 
@@ -194,17 +193,14 @@ def test_status_names_the_other_process_while_it_lives_and_not_after_it_was_kill
     assert (look.status, look.holder, look.request_counts) == ("interrupted", None, RequestCounts(7, 2, 0))
 
 
-def test_look_at_the_lock_does_not_keep_a_job_from_starting(bench):
-    """A `status` that looks at the very instant when a job starts, here for a tenth of a second."""
+def test_holder_that_went_silent_is_none_and_one_of_another_machine_is_known_by_its_signs_of_life(bench):
     with bench.working() as store:
-        bench.commit(store, 0, [0])
-    with store.at.lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        release = threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN))
-        release.start()
-        with bench.working() as again:
-            assert again.done(0).tolist() == [0]
-        release.join()
+        store.at.holder.write_text('{"pid": 4121, "host": "gpu7"}')
+        assert status(bench.out).holder == Holder(4121, "gpu7")
+
+        long_ago = store.at.lock.stat().st_mtime - LEASE_S - 1
+        os.utime(store.at.lock, (long_ago, long_ago))
+        assert status(bench.out).holder is None
 
 
 def test_status_imports_nothing_heavy(bench):

@@ -1,0 +1,36 @@
+"""The command that asks a running job, on whatever host, to stop."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from batchrun.observe.printable import one_line
+from batchrun.store.cancel import cancel as ask
+from batchrun.store.layout import named_by
+
+
+@click.command()
+@click.argument("output", metavar="OUT")
+@click.option("--json", "is_json", is_flag=True, envvar="BATCHRUN_JSON", help="One JSON object on stdout.")
+def cancel(output: str, is_json: bool) -> None:
+    """Ask the process that works on OUT to stop cleanly.
+
+    It finishes running rows for --drain-timeout, saves and exits 75; the same command, or batchrun resume, goes on from
+    there. Works from any host that sees the folder.
+
+    \b
+    Example:
+      batchrun cancel out/reviews
+    """
+    out = named_by(Path(output))
+    holder = ask(out)
+    if is_json:
+        click.echo(json.dumps({"output": str(out), "holder": None if holder is None else asdict(holder)}))
+    elif holder is None:
+        click.echo(one_line(f"nobody works on {out}"))
+    else:
+        click.echo(
+            one_line(f"asked process {holder.pid} on {holder.host} to stop; batchrun status {out} shows how far")
+        )
