@@ -11,6 +11,7 @@ from torch import Tensor
 
 from batchrun.engine.batch import Samples, pack
 from batchrun.engine.graphs import CudaRecorder, StepGraphs
+from batchrun.engine.invariance import require_fixed_kernels
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes
 from batchrun.engine.model import Model
@@ -52,6 +53,7 @@ class RunnerOptions:
     gpu_memory_utilization: float = 0.9
     swap_space: int | None = None
     enforce_eager: bool = False
+    deterministic: bool = False
     trust_remote_code: bool = False
 
 
@@ -111,6 +113,8 @@ class TorchRunner:
         assert checkpoint.folder is not None, "a checkpoint without files has no tensors"
         device = choose_device(options.device)
         dtype = choose_dtype(options.dtype, device)
+        if options.deterministic:
+            require_fixed_kernels(device, dtype)
         try:
             model = Model.load(
                 checkpoint.folder,
@@ -119,6 +123,7 @@ class TorchRunner:
                 trust_remote_code=options.trust_remote_code,
                 kv_dtype=_DTYPES.get(options.kv_cache_dtype, dtype),
                 quantization=options.quantization,
+                is_deterministic=options.deterministic,
             )
         except torch.OutOfMemoryError as error:
             raise ModelUnavailable(f"{checkpoint.spec.name} does not fit the memory of {device}") from error

@@ -132,6 +132,7 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
         gpu_memory_utilization=job.gpu_memory_utilization,
         swap_space=job.swap_space,
         enforce_eager=job.enforce_eager,
+        deterministic=job.deterministic,
         trust_remote_code=job.trust_remote_code,
     )
     return TorchRunner.build(checkpoint, options)
