@@ -82,11 +82,11 @@ def prove_invariance(module: Any, expected: Expected, attention: Attention, kv_p
         raise ModelUnavailable(f"{expected.name} gives a row other logits beside other rows; leave out --deterministic")
 
 
-class _Listening(TorchDispatchMode):
+class _Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the names of torch's operations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -162,6 +162,24 @@ class Scheduler:
                 self.blocks.shrink(sequence)
         return completion
 
+    def start_over(self) -> tuple[Sequence, ...]:
+        """Keys and values are lost: every begun sequence waits to be computed again. They are returned."""
+        begun = self.begun
+        for sequence in begun:
+            if sequence in self.admission.preempted:
+                self.blocks.forget_swapped(sequence)
+                continue
+            self.running.remove(sequence)
+            self.blocks.release(sequence)
+            sequence.start_over()
+            self.admission.put_back(sequence)
+        self.blocks.tree.clear()
+        return begun
+
+    def fail(self, sequence: Sequence, error: RowError) -> Completion:
+        """Ends a begun sequence that cannot go on."""
+        return self._finish(sequence, "error", None, error)
+
     def statistics(self) -> Statistics:
         """A snapshot of counters and gauges."""
         return Statistics(
