@@ -13,7 +13,7 @@ from batchrun.engine.batch import Samples, pack
 from batchrun.engine.graphs import CudaRecorder, StepGraphs
 from batchrun.engine.invariance import require_fixed_kernels
 from batchrun.engine.kv_cache import KVCache
-from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes
+from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes, is_out_of_memory
 from batchrun.engine.model import Model
 from batchrun.engine.queues import Event, Queues, queues_of, to_host
 from batchrun.engine.sampling import sample
@@ -208,8 +208,10 @@ class TorchRunner:
         """The sampled tokens; more than one tensor: the step was split, for lack of memory."""
         try:
             return [sample(self._logits(batch), batch.sampled, self._eos_token_ids)]
-        except torch.OutOfMemoryError as error:
-            if batch.num_tokens == 1:
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if not batch.can_be_halved:
                 raise EngineFailed(
                     "the device has not the memory to compute a single token; lower --kv-cache-memory or "
                     "--gpu-memory-utilization, or --max-num-seqs"
