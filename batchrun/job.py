@@ -193,6 +193,12 @@ class Job(BaseModel):
         ge=0,
         le=1,
     )
+    abort_after: int | None = option(
+        "Job", None, "Stop at once when this many rows have failed, and exit 65; can be resumed.", "N", ge=1
+    )
+    step_timeout: Seconds = option(
+        "Job", 600.0, "Time after which a step that does not end is given up, exit 70; 0: never.", "DURATION", ge=0
+    )
     overwrite: bool = option("Job", False, "Replace the output and its job folder.")
 
     @classmethod

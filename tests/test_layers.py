@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 # A module belongs to the first room with a matching name, itself or a package above it.
 ROOMS = {
-    "base": "errors engine.request latency model_spec job settings nearest stop outcome",
+    "base": "errors engine.request latency model_spec job settings nearest stop outcome watchdog",
     "engine core": (
         "engine.admission engine.blocks engine.block_manager engine.echo engine.isolation engine.lane engine.lengths "
         "engine.next_step engine.policies engine.preemption engine.radix engine.running engine.scheduler "

@@ -182,6 +182,11 @@ class Engine:
         begun = self.scheduler.begun
         return tuple(InFlight(sequence.request.row_idx, tuple(sequence.output_ids.tolist())) for sequence in begun)
 
+    @property
+    def description(self) -> str:
+        """What runs and waits, in a line."""
+        return self.scheduler.description
+
     def statistics(self) -> Statistics:
         return self.scheduler.statistics()
 

@@ -107,7 +107,7 @@ class Scheduler:
             self.admission.put_back(step.preempted)
         batch = step.freeze()
         if not batch.items and not any(sequence.has_pending for sequence in self.begun):
-            raise EngineFailed(f"no sequence can be scheduled: {self._describe()}")
+            raise EngineFailed(f"no sequence can be scheduled: {self.description}")
         self.blocks.unpin()
         self._advance(batch)
         return batch
@@ -242,7 +242,9 @@ class Scheduler:
             counters.allocated_token_steps += len(sequence.block_table) * self.config.block_size
             counters.used_token_steps += sequence.num_computed
 
-    def _describe(self) -> str:
+    @property
+    def description(self) -> str:
+        """What runs and waits, and the blocks that are left, in a line."""
         return (
             f"{len(self.running)} running, {len(self.admission.preempted)} preempted, "
             f"{self.admission.num_waiting} waiting, "

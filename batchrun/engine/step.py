@@ -115,12 +115,13 @@ class ScheduledBatch:
         early, nobody reads before the second one.
         """
         assert self.can_be_halved, "half a token"
-        first, second, left = [], [], self.num_tokens // 2
+        first: list[Item] = []
+        second: list[Item] = []
+        left = self.num_tokens // 2
         for item in self.items:
             taken = min(item.num_tokens, left)
             if item.num_draft and taken < item.num_tokens:
-                taken = 0 if first else item.num_tokens
-                left = taken
+                taken = left = 0 if first else item.num_tokens
             left -= taken
             if 0 < taken < item.num_tokens:
                 first.append(replace(item, num_tokens=taken, samples=False))
