@@ -59,9 +59,13 @@ class ModelUnavailable(BatchrunError):
 
 
 class EngineFailed(BatchrunError):
-    """The engine failed in a way that no single row explains."""
+    """The engine failed in a way that no single row explains; `rows` are the indices of those that ran, where known."""
 
     exit_code = 70
+
+    def __init__(self, message: str, rows: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.rows = rows
 
 
 class OutputRefused(BatchrunError):

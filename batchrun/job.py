@@ -33,7 +33,7 @@ _DURATION = TypeAdapter(timedelta)
 _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
     "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization",
-    "kv_cache_dtype",
+    "kv_cache_dtype", "deterministic",
 )  # fmt: skip
 _LONGEST_PLAIN_VALUE = 40
 
@@ -192,6 +192,9 @@ class Job(BaseModel):
         "Engine", "auto", "Guess tokens that stood in the row before, where a step has room; the text is the same."
     )
     enforce_eager: bool = option("Engine", False, "Decode on a GPU without device graphs.")
+    deterministic: bool = option(
+        "Engine", False, "A row's text depends on the row alone, to the byte, or the model is refused (CPU, float32)."
+    )
 
     checkpoint_every: Seconds = option("Job", 30.0, "Time between commits, e.g. 30s.", "DURATION", gt=0)
     drain_timeout: Seconds = option(
@@ -211,6 +214,12 @@ class Job(BaseModel):
         "RATE",
         ge=0,
         le=1,
+    )
+    abort_after: int | None = option(
+        "Job", None, "Stop at once when this many rows have failed, and exit 65; can be resumed.", "N", ge=1
+    )
+    step_timeout: Seconds = option(
+        "Job", 600.0, "Time after which a step that does not end is given up, exit 70; 0: never.", "DURATION", ge=0
     )
     overwrite: bool = option("Job", False, "Replace the output and its job folder.")
 

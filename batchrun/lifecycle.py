@@ -283,6 +283,7 @@ def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: f
         steps=counters.steps,
         occupancy=counters.occupancy,
         run_s=ran.seconds if ran else 0.0,
+        checkpoint_s=ran.checkpoint_s if ran else 0.0,
         elapsed_s=time.monotonic() - began,
         latencies=Latencies.from_dict(opened.store.read_progress().get("latencies", {})),
         already_complete=ran is None,

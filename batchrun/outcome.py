@@ -18,7 +18,8 @@ class Outcome:
     From `prompt_tokens` on the figures are the engine's in this process, zero when the job was `already_complete`:
     of the prompt tokens that it was given, `cached_tokens` came from a shared prefix and `computed_tokens` were
     computed; `recomputed_tokens` were computed again after a preemption; of `drafted_tokens` guessed ahead
-    `accepted_tokens` were right. `run_s` is the time the engine ran, without planning, loading and publishing;
+    `accepted_tokens` were right. `run_s` is the time the engine ran, without planning, loading and publishing, and
+    `checkpoint_s` the part of it that went into saving;
     `occupancy` the share of the batch's places that held a running row, over all steps. `latencies` are those of all
     processes that worked on the job. Without `shares_prefixes` rows were not to share any. `max_error_rate` is the
     job's budget, a share of 1; None: no limit. `error_examples` has the message of one such row
@@ -42,6 +43,7 @@ class Outcome:
     steps: int = 0
     occupancy: float = 0.0
     run_s: float = 0.0
+    checkpoint_s: float = 0.0
     elapsed_s: float = 0.0
     latencies: Latencies = field(default_factory=Latencies)
     already_complete: bool = False

@@ -5,6 +5,9 @@ rows as a part, the tokens of unfinished ones beside. Rows of the next unit ente
 run, so the batch never drains at a border.
 """
 
+import faulthandler
+import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,23 +19,30 @@ from numpy.typing import NDArray
 
 from batchrun.engine.engine import Engine
 from batchrun.engine.request import Completion
-from batchrun.errors import BatchrunError, DataError, RowError
+from batchrun.errors import BatchrunError, DataError, EngineFailed, RowError
 from batchrun.observe.events import Committed, Observe, RunProgress
 from batchrun.plan.plan import Plan, Unit, read_unit
 from batchrun.stop import AT_ONCE, DRAIN, StopRequest
 from batchrun.store.store import Store
 from batchrun.tasks.generate import GenerateTask, PlannedRow, failed
+from batchrun.watchdog import Watchdog
 
+_log = logging.getLogger(__name__)
 _ROWS_AHEAD = 512  # waiting in the engine, so that it can look past a row that does not fit
 _PROGRESS_EVERY_S = 0.5
+_MOST_GIVEN_UP = 2  # processes that ended while a row ran: it is not run again
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often to commit, and how long rows may go on once somebody asks to stop; seconds."""
+    """How often to commit, how long rows may go on once somebody asks to stop, and a step before the process is given
+    up (0: for ever); seconds. `abort_after`: failed rows at which the job stops.
+    """
 
     checkpoint_every_s: float
     drain_timeout_s: float
+    step_timeout_s: float = 0.0
+    abort_after: int | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +66,7 @@ class Worker:
         stop: StopRequest,
         pace: Pace,
         clock: Callable[[], float] = time.monotonic,
+        exit_process: Callable[[int], None] = os._exit,
     ) -> None:
         self._engine = engine
         self._task = task
@@ -64,12 +75,17 @@ class Worker:
         self._stop = stop
         self._pace = pace
         self._clock = clock
+        self._exit_process = exit_process
+        self._watchdog = Watchdog(pace.step_timeout_s, self._give_up)
+        self.checkpoint_s = 0.0  # spent on saving
         self._rows: dict[int, tuple[Unit, PlannedRow]] = {}  # in the engine, by row_idx
         self._finished: defaultdict[Unit, list[tuple[PlannedRow, Completion]]] = defaultdict(list)
         before = store.counts()
         self._tally = _Tally(before.rows, before.rows, before.failed)
         self._partial: dict[int, tuple[int, ...]] = {}
         self._is_cut_off = False
+        self._suspects = store.load_suspects()
+        self._next: tuple[Unit, PlannedRow] | None = None  # a suspect that waits until it can run alone
 
     def run(self, plan: Plan) -> bool:
         """Works until every row is committed, or the wish to stop is fulfilled; whether every row is done.
@@ -78,15 +94,19 @@ class Worker:
 
         Raises:
             StoppedEarly: another process has taken the job over.
-            DataError: a row needs more KV than the pool has; nothing was run.
-            EngineFailed: the engine failed.
+            DataError: a row needs more KV than the pool has, and nothing was run; or too many rows have failed.
+            EngineFailed: the engine failed; the rows that ran are run last and one at a time from now on.
             StorageFailed: a commit failed; what was committed before stays.
         """
         self._check_fits(plan)
         self._partial = self._store.load_partial()
         began = self._clock()
         try:
-            is_all_fed = self._work(plan, began)
+            with self._watchdog.watching():
+                is_all_fed = self._work(plan, began)
+        except EngineFailed as error:
+            self._store.suspect(error.rows)
+            raise
         finally:
             self._save()
         self._show(plan, self._clock() - began)
@@ -103,9 +123,12 @@ class Worker:
                 is_all_fed = not self._put_back() and is_all_fed
             if deadline is None and not is_all_fed:
                 is_all_fed = not self._feed(rows)
+            self._check_failures(plan)
             if not self._engine.has_work:
                 break
-            for completion in self._engine.step():
+            with self._watchdog.step():
+                completions = self._engine.step()
+            for completion in completions:
                 self._take(completion)
             now = self._clock()
             if now - committed >= self._pace.checkpoint_every_s:
@@ -124,19 +147,55 @@ class Worker:
     def _feed(self, rows: Iterator[tuple[Unit, PlannedRow]]) -> bool:
         """Keeps rows waiting in the engine; whether there may be more."""
         while self._engine.num_waiting < _ROWS_AHEAD:
-            following = next(rows, None)
+            following, self._next = self._next or next(rows, None), None
             if following is None:
                 return False
             unit, row = following
-            if row.error is not None:
-                self._finished[unit].append((row, failed(row, row.error)))
+            error = row.error or self._verdict(row)
+            if error is not None:
+                self._finished[unit].append((row, failed(row, error)))
                 self._tally.num_failed += row.num_answered
                 self._tally.num_done += row.num_answered
                 continue
+            if row.row_idx in self._suspects and self._engine.has_work:
+                self._next = following
+                return True
             request = self._task.request(row, self._partial.get(row.row_idx, ()))
             self._rows[row.row_idx] = unit, row
             self._engine.add(request)
+            if row.row_idx in self._suspects:
+                return True
         return True
+
+    def _verdict(self, row: PlannedRow) -> RowError | None:
+        """Of a row that ran when two processes were given up, the second time alone."""
+        if self._suspects.get(row.row_idx, 0) < _MOST_GIVEN_UP:
+            return None
+        return RowError("engine_error", f"{_MOST_GIVEN_UP} processes of the job ended while this row ran")
+
+    def _check_failures(self, plan: Plan) -> None:
+        tally, most = self._tally, self._pace.abort_after
+        if most is not None and tally.num_failed >= most and tally.num_done < plan.summary.num_rows:
+            raise DataError(
+                f"stopped after {tally.num_failed:,} failed rows (--abort-after {most}); what was done is kept, and "
+                "the same command with a higher --abort-after, or without it, goes on"
+            )
+
+    def _give_up(self) -> None:
+        """Ends the process from the watchdog's thread. What is not saved may be half done, so nothing is."""
+        in_flight = self._engine.in_flight()
+        at = self._store.at
+        self._store.suspect(row.row_idx for row in in_flight)
+        with at.stuck.open("w") as file:
+            file.write(f"{self._engine.description}\nrows: {[row.row_idx for row in in_flight]}\n\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+        _log.error(
+            "a step did not end within %g s (--step-timeout); see %s; the same command goes on",
+            self._pace.step_timeout_s,
+            at.stuck,
+        )
+        self._exit_process(EngineFailed.exit_code)
 
     def _check_fits(self, plan: Plan) -> None:
         longest, capacity = plan.summary.longest_len, self._engine.capacity
@@ -169,6 +228,7 @@ class Worker:
     def _save(self) -> None:
         if self._is_cut_off:
             return
+        began = time.perf_counter()
         try:
             self._commit()
             in_flight = {row.row_idx: row.output_ids for row in self._engine.in_flight() if row.output_ids}
@@ -178,16 +238,21 @@ class Worker:
             # The disk failed, or another process has the job now: one more try would only hide which.
             self._is_cut_off = True
             raise
+        self.checkpoint_s += time.perf_counter() - began
 
     def _pending(self, plan: Plan) -> Iterator[tuple[Unit, PlannedRow]]:
-        """The rows that are in no part yet, in plan order."""
-        shared_len = 0
+        """The rows that are in no part yet, in plan order; suspects behind the others."""
+        shared_len, suspects = 0, []
         for unit in plan.units:
             table = read_unit(unit)
             done = np.isin(table.column("row_idx").to_numpy(), self._store.done(unit.index))
             for row in _planned_rows(table, np.flatnonzero(~done), shared_len):
-                yield unit, row
+                if row.row_idx in self._suspects:
+                    suspects.append((unit, row))
+                else:
+                    yield unit, row
             shared_len = table.column("keep_len")[-1].as_py() if table.num_rows else shared_len
+        yield from suspects
 
     def _show(self, plan: Plan, elapsed_s: float) -> None:
         statistics = self._engine.statistics()

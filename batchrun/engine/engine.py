@@ -4,18 +4,30 @@ Where a device computes on its own, the host schedules the next step meanwhile; 
 Knows requests and completions; nothing of Parquet, prompts' text or the job folder.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from batchrun.engine.isolation import find_culprits
 from batchrun.engine.request import Completion, Request, SamplingParams
 from batchrun.engine.scheduler import Scheduler, SchedulerConfig
 from batchrun.engine.statistics import Statistics
 from batchrun.engine.step import Launched, Runner, ScheduledBatch
 from batchrun.engine.stop import Decode, StopStrings
 from batchrun.engine.stopwatch import Stopwatch
+from batchrun.errors import BatchrunError, EngineFailed, RowError
 from batchrun.latency import Latencies
+
+_log = logging.getLogger(__name__)
+# From then on it is the engine that fails: so many rows that fail alone, one after another and no step between them, or
+# so many failures that no row has alone, with fewer steps than these between them.
+_MOST_FALLEN, _MOST_UNEXPLAINED, _FORGETS_AFTER = 8, 3, 100
+
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +47,18 @@ class _Flight:
     began: float
 
 
+class _StepFailed(Exception):
+    """A runner raised `cause`, which may be a row's fault."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__()
+        self.cause = cause
+
+
 class Engine:
     """Runs requests to completion by continuous batching.
+
+    A step that fails is tried again in parts: rows that fail alone end with an `engine_error`, the others go on.
 
     `decode` turns output ids into text, for stop strings. `clock` measures latencies, and the costs that
     choose the way of a preemption; it never changes a row's tokens.
@@ -52,6 +74,10 @@ class Engine:
         self._stopwatch = Stopwatch()
         self._flight: _Flight | None = None
         self._last_ended = -math.inf
+        self._ended: list[Completion] = []
+        self._num_worked = 0  # steps since the last failure
+        self._num_fallen = 0
+        self._num_unexplained = 0
 
     @property
     def has_work(self) -> bool:
@@ -79,40 +105,70 @@ class Engine:
         """Launches a forward pass over whatever can be scheduled; the rows that are known to be finished.
 
         With a runner that overlaps these are the rows of the step before.
+
+        Raises:
+            EngineFailed: steps fail, and not because of some of their rows.
         """
-        completions = []
+        try:
+            self._advance()
+        except _StepFailed as failed:
+            self._recover(failed.cause)
+        ended, self._ended = self._ended, []
+        for completion in ended:
+            self._stops.forget(completion.row_idx)
+            self._stopwatch.forget(completion.row_idx)
+        return ended
+
+    def _advance(self) -> None:
         if self._flight is not None and (self.scheduler.needs_known_tokens or not self.scheduler.has_work):
-            completions += self._land()
+            self._land()
         if not self.scheduler.has_work:
-            return completions
+            return
         batch = self.scheduler.schedule()
         began = self._clock()
         self._stopwatch.begin(batch, began)
-        following = None if batch.is_empty else _Flight(batch, self._runner.launch(batch), began)
+        following = None if batch.is_empty else _Flight(batch, _tried(lambda: self._runner.launch(batch)), began)
         if self._flight is not None:
-            completions += self._land()
+            self._land()
         self._flight = following
         if self._flight is not None and not self._runner.overlaps:
-            completions += self._land()
-        return completions
+            self._land()
 
-    def _land(self) -> list[Completion]:
-        """Waits for the step in flight; the rows that it finished."""
+    def _land(self) -> None:
+        """Waits for the step in flight and takes its tokens in."""
         flight, self._flight = self._flight, None
         assert flight is not None, "nothing to wait for"
-        sampled = flight.launched.wait()
+        sampled = _tried(flight.launched.wait)
         now = self._clock()
         # A device begins a step when it has ended the one before, however early it was launched.
         elapsed, self._last_ended = now - max(flight.began, self._last_ended), now
         computing = elapsed if self._runner.overlaps else elapsed - sampled.swap_seconds
         self.scheduler.costs.observe_compute(flight.batch.num_tokens, computing)
         self.scheduler.costs.observe_swap(sampled.swap_bytes, sampled.swap_seconds)
-        completions = self.scheduler.update(flight.batch, sampled, self._stops.find)
+        self._ended += self.scheduler.update(flight.batch, sampled, self._stops.find)
         self._stopwatch.end(flight.batch, now)
-        for completion in completions:
-            self._stops.forget(completion.row_idx)
-            self._stopwatch.forget(completion.row_idx)
-        return completions
+        self._num_worked += 1
+        self._num_fallen = 0
+
+    def _recover(self, error: Exception) -> None:
+        """Ends the rows that a step fails with, and has the others computed again."""
+        self._flight = None
+        begun = self.scheduler.start_over()
+        rows = tuple(sequence.request.row_idx for sequence in begun)
+        reason = _in_a_line(error)
+        _log.warning("a step failed (%s); looking for the row among %d", reason, len(begun), exc_info=error)
+        culprits = find_culprits(self.scheduler.config, self._runner, begun)
+        self._num_fallen += len(culprits)
+        is_new = bool(culprits) or self._num_worked >= _FORGETS_AFTER
+        self._num_unexplained = (0 if is_new else self._num_unexplained) + (not culprits)
+        self._num_worked = 0
+        if self._num_unexplained == _MOST_UNEXPLAINED:
+            raise EngineFailed(f"steps fail again and again, and no row fails alone: {reason}", rows) from error
+        if len(culprits) == len(begun) and (len(begun) > 1 or self._num_fallen >= _MOST_FALLEN):
+            raise EngineFailed(f"no row can be computed any more: {reason}", rows) from error
+        for culprit in culprits:
+            message = f"the engine fails on this row: {_in_a_line(culprit.error)}"
+            self._ended.append(self.scheduler.fail(culprit.sequence, RowError("engine_error", message)))
 
     def stop_admitting(self) -> tuple[Request, ...]:
         """Forgets the waiting rows, which nobody has begun; they are returned."""
@@ -126,6 +182,11 @@ class Engine:
         begun = self.scheduler.begun
         return tuple(InFlight(sequence.request.row_idx, tuple(sequence.output_ids.tolist())) for sequence in begun)
 
+    @property
+    def description(self) -> str:
+        """What runs and waits, in a line."""
+        return self.scheduler.description
+
     def statistics(self) -> Statistics:
         return self.scheduler.statistics()
 
@@ -136,3 +197,18 @@ class Engine:
     def check(self) -> None:
         """States every invariant between two steps; for tests."""
         self.scheduler.check()
+
+
+def _tried(compute: Callable[[], _Result]) -> _Result:
+    """Raises _StepFailed for what may be a row's fault; a BatchrunError is not."""
+    try:
+        return compute()
+    except BatchrunError:
+        raise
+    except Exception as error:
+        raise _StepFailed(error) from error
+
+
+def _in_a_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -22,6 +22,11 @@ def gpu_pool_bytes(device: torch.device, *, gpu_memory_utilization: float, works
     return max(0, int(total * share) - (total - free) - workspace_bytes)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was asked for that is not there: torch has no class of its own for it on a CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def cpu_pool_bytes() -> int:
     """Bytes for keys and values: a part of the memory that is free to this process."""
     return min(int(free_host_bytes(_CGROUP) * _CPU_SHARE), _CPU_AT_MOST)

@@ -13,6 +13,7 @@ from torch import Tensor
 from batchrun.engine.attention import NAME, paged_attention, run_packed
 from batchrun.engine.batch import ForwardBatch
 from batchrun.engine.fusion import fuse, round_weights
+from batchrun.engine.invariance import prove_invariance
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.memory import trim_heap
 from batchrun.engine.self_check import Checked, Expected, check, expect
@@ -62,11 +63,13 @@ class Model:
         trust_remote_code: bool,
         kv_dtype: torch.dtype | None = None,
         quantization: Quantization = "none",
+        is_deterministic: bool = False,
     ) -> "Model":
         """Reads safetensors weights and checks the model against its own eager attention.
 
         Raises ModelUnavailable naming the architecture when it cannot be run exactly, when keys and values cannot be
-        kept in `kv_dtype` (None: in `dtype`), or when weights cannot be quantized so.
+        kept in `kv_dtype` (None: in `dtype`), when weights cannot be quantized so, or when it should be but is not
+        deterministic.
         """
         from transformers import AutoModelForCausalLM
 
@@ -82,12 +85,19 @@ class Model:
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelUnavailable(f"{folder} cannot be loaded: {reason}") from error
-        model = cls.adopt(module.to(device), kv_dtype, quantization)
+        model = cls.adopt(module.to(device), kv_dtype, quantization, is_deterministic=is_deterministic)
         trim_heap()
         return model
 
     @classmethod
-    def adopt(cls, module: Any, kv_dtype: torch.dtype | None = None, quantization: Quantization = "none") -> "Model":
+    def adopt(
+        cls,
+        module: Any,
+        kv_dtype: torch.dtype | None = None,
+        quantization: Quantization = "none",
+        *,
+        is_deterministic: bool = False,
+    ) -> "Model":
         """Takes over a transformers model that runs eager attention; see `load`.
 
         Quantized, it is compared with what its own code computes from the rounded weights.
@@ -122,6 +132,8 @@ class Model:
             raise ModelUnavailable(f"{error}; leave out --kv-cache-dtype") from error
         if kv_place.dtype != place.dtype:
             check(module, expected, attention, kv_place, rounds=kernels is not None and kernels.rounds)
+        if is_deterministic:
+            prove_invariance(module, expected, attention, kv_place)
         return cls(module, checked.kv_layers, checked.needs, attention, place, kv_place)
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from batchrun.engine.batch import Samples, pack
 from batchrun.engine.graphs import CudaRecorder, StepGraphs
+from batchrun.engine.invariance import require_fixed_kernels
 from batchrun.engine.kv_cache import KVCache
-from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes
+from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes, is_out_of_memory
 from batchrun.engine.model import Model
 from batchrun.engine.queues import Event, Queues, queues_of, to_host
 from batchrun.engine.sampling import sample
@@ -52,6 +53,7 @@ class RunnerOptions:
     gpu_memory_utilization: float = 0.9
     swap_space: int | None = None
     enforce_eager: bool = False
+    deterministic: bool = False
     trust_remote_code: bool = False
 
 
@@ -111,6 +113,8 @@ class TorchRunner:
         assert checkpoint.folder is not None, "a checkpoint without files has no tensors"
         device = choose_device(options.device)
         dtype = choose_dtype(options.dtype, device)
+        if options.deterministic:
+            require_fixed_kernels(device, dtype)
         try:
             model = Model.load(
                 checkpoint.folder,
@@ -119,6 +123,7 @@ class TorchRunner:
                 trust_remote_code=options.trust_remote_code,
                 kv_dtype=_DTYPES.get(options.kv_cache_dtype, dtype),
                 quantization=options.quantization,
+                is_deterministic=options.deterministic,
             )
         except torch.OutOfMemoryError as error:
             raise ModelUnavailable(f"{checkpoint.spec.name} does not fit the memory of {device}") from error
@@ -203,8 +208,10 @@ class TorchRunner:
         """The sampled tokens; more than one tensor: the step was split, for lack of memory."""
         try:
             return [sample(self._logits(batch), batch.sampled, self._eos_token_ids)]
-        except torch.OutOfMemoryError as error:
-            if batch.num_tokens == 1:
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if not batch.can_be_halved:
                 raise EngineFailed(
                     "the device has not the memory to compute a single token; lower --kv-cache-memory or "
                     "--gpu-memory-utilization, or --max-num-seqs"

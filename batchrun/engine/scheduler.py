@@ -107,7 +107,7 @@ class Scheduler:
             self.admission.put_back(step.preempted)
         batch = step.freeze()
         if not batch.items and not any(sequence.has_pending for sequence in self.begun):
-            raise EngineFailed(f"no sequence can be scheduled: {self._describe()}")
+            raise EngineFailed(f"no sequence can be scheduled: {self.description}")
         self.blocks.unpin()
         self._advance(batch)
         return batch
@@ -161,6 +161,24 @@ class Scheduler:
                 sequence.drop_draft()
                 self.blocks.shrink(sequence)
         return completion
+
+    def start_over(self) -> tuple[Sequence, ...]:
+        """Keys and values are lost: every begun sequence waits to be computed again. They are returned."""
+        begun = self.begun
+        for sequence in begun:
+            if sequence in self.admission.preempted:
+                self.blocks.forget_swapped(sequence)
+                continue
+            self.running.remove(sequence)
+            self.blocks.release(sequence)
+            sequence.start_over()
+            self.admission.put_back(sequence)
+        self.blocks.tree.clear()
+        return begun
+
+    def fail(self, sequence: Sequence, error: RowError) -> Completion:
+        """Ends a begun sequence that cannot go on."""
+        return self._finish(sequence, "error", None, error)
 
     def statistics(self) -> Statistics:
         """A snapshot of counters and gauges."""
@@ -224,7 +242,9 @@ class Scheduler:
             counters.allocated_token_steps += len(sequence.block_table) * self.config.block_size
             counters.used_token_steps += sequence.num_computed
 
-    def _describe(self) -> str:
+    @property
+    def description(self) -> str:
+        """What runs and waits, and the blocks that are left, in a line."""
         return (
             f"{len(self.running)} running, {len(self.admission.preempted)} preempted, "
             f"{self.admission.num_waiting} waiting, "

@@ -137,6 +137,14 @@ class Sequence:
         """Whether the draft has `token` next."""
         return self.num_draft > 0 and int(self._tokens[self.num_known]) == token
 
+    def start_over(self) -> None:
+        """Nothing of it is computed any more, and what was being sampled or guessed is not known."""
+        self.num_tokens = self.num_known
+        self.num_draft = 0
+        self.num_lost = max(self.num_lost, min(self.num_computed, self.num_known))
+        self.num_computed = 0
+        self.num_preemptions += 1
+
     def drop_draft(self) -> None:
         """Forgets what is not known: it is computed again, as something else."""
         self.num_tokens = self.num_known

@@ -103,17 +103,25 @@ class ScheduledBatch:
         """What a token is chosen behind, in the order of `items`: an item's `choices`."""
         return tuple(choice for item in self.items for choice in item.choices)
 
+    @property
+    def can_be_halved(self) -> bool:
+        """A token cannot, nor a row with what is guessed of it."""
+        return len(self.items) > 1 or (self.num_tokens > 1 and not self.items[0].num_draft)
+
     def halves(self) -> "tuple[ScheduledBatch, ScheduledBatch]":
         """Two steps that compute one after another what this one computes; swaps are left out.
 
         Items only read what items before them write. Slots are copied in both steps: what the first one copies too
         early, nobody reads before the second one.
         """
-        assert self.num_tokens > 1, "a token cannot be halved"
-        assert not any(item.num_draft for item in self.items), "a device that may lack memory is given no drafts"
-        first, second, left = [], [], self.num_tokens // 2
+        assert self.can_be_halved, "half a token"
+        first: list[Item] = []
+        second: list[Item] = []
+        left = self.num_tokens // 2
         for item in self.items:
             taken = min(item.num_tokens, left)
+            if item.num_draft and taken < item.num_tokens:
+                taken = left = 0 if first else item.num_tokens
             left -= taken
             if 0 < taken < item.num_tokens:
                 first.append(replace(item, num_tokens=taken, samples=False))

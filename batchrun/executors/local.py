@@ -40,11 +40,15 @@ _GPU_LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=8192)
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Whether every row of the plan is committed now, what the engine counted, and how long it ran; seconds."""
+    """Whether every row of the plan is committed now, what the engine counted, and how long it ran; seconds.
+
+    `checkpoint_s` of them went into saving.
+    """
 
     is_complete: bool
     counters: Counters
     seconds: float
+    checkpoint_s: float = 0.0
 
 
 def run(
@@ -72,10 +76,11 @@ def run(
     config = configure(job, runner, spec.eos_token_ids, shares_prefixes=sharing.is_on)
     engine = Engine(config, runner, tokenizer.decode)
     task = GenerateTask(job, tokenizer, max_model_len, shares_prefixes=sharing.is_on)
-    worker = Worker(engine, task, store, observe, stop, Pace(job.checkpoint_every, job.drain_timeout))
+    pace = Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout, job.abort_after)
+    worker = Worker(engine, task, store, observe, stop, pace)
     began = time.monotonic()
     is_complete = worker.run(plan)
-    return Ran(is_complete, engine.statistics().counters, time.monotonic() - began)
+    return Ran(is_complete, engine.statistics().counters, time.monotonic() - began, worker.checkpoint_s)
 
 
 def usual_limits(*, is_gpu: bool) -> Limits:
@@ -132,6 +137,7 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
         gpu_memory_utilization=job.gpu_memory_utilization,
         swap_space=job.swap_space,
         enforce_eager=job.enforce_eager,
+        deterministic=job.deterministic,
         trust_remote_code=job.trust_remote_code,
     )
     return TorchRunner.build(checkpoint, options)

@@ -55,6 +55,15 @@ class Layout:
         return self.folder / "partial.arrow"
 
     @property
+    def suspects(self) -> Path:
+        return self.folder / "suspects.json"
+
+    @property
+    def stuck(self) -> Path:
+        """What a process was doing when it was given up, for a person to read."""
+        return self.folder / "stuck.txt"
+
+    @property
     def progress(self) -> Path:
         return self.folder / "progress.json"
 

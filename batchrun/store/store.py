@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.errors import JobMismatch, OutputRefused, StoppedEarly, StorageFailed
-from batchrun.store import partial, target
+from batchrun.store import partial, suspects, target
 from batchrun.store.counts import Counts, total
 from batchrun.store.durable import link_if_absent, new_name, remove, storage_errors, sync_folder, write_file
 from batchrun.store.layout import Layout, read_json
@@ -214,6 +214,14 @@ class Store:
         """What `save_partial` saved last; empty when nothing was. Raises StorageFailed when it is damaged."""
         return partial.load(self.at)
 
+    def suspect(self, rows: Iterable[int]) -> None:
+        """This process is given up while these rows run. Raises StorageFailed."""
+        suspects.add(self.at, rows)
+
+    def load_suspects(self) -> dict[int, int]:
+        """Rows that ran when processes of the job were given up, and how many were. Raises StorageFailed."""
+        return suspects.load(self.at)
+
     def num_unfinished(self) -> int:
         """Rows that are in no part and have saved tokens. Raises StorageFailed when either cannot be read."""
         saved = self.load_partial()
@@ -316,7 +324,7 @@ class Store:
             at.overwriting.touch()
             sync_folder(at.folder)
         # The job before what belongs to it: a plan without a job is swept here, a job with half a plan would fail.
-        for path in (at.job, at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest):
+        for path in (at.job, at.ready, at.plan, at.parts, at.partial, at.suspects, at.stuck, at.progress, at.manifest):
             self.check_lease()
             remove(path)
             if path == at.job:

@@ -75,13 +75,14 @@ class Recorder:
 class Hungry:
     """A module that has memory for so many tokens at once."""
 
-    def __init__(self, module: Any, at_most: int) -> None:
+    def __init__(self, module: Any, at_most: int, error: Exception | None = None) -> None:
         self._module = module
         self._at_most = at_most
+        self._error = error or torch.OutOfMemoryError("no memory")
 
     def __call__(self, **arguments: Any) -> Any:
         if arguments["input_ids"].numel() > self._at_most:
-            raise torch.OutOfMemoryError("no memory")
+            raise self._error
         return self._module(**arguments)
 
 
@@ -192,14 +193,29 @@ def test_a_model_that_cannot_be_recorded_runs_without(model: Model, caplog: pyte
     assert "decoding slower: operation not permitted" in caplog.text
 
 
-def test_a_step_without_the_memory_is_computed_in_halves_and_the_next_ones_are_smaller(model: Model) -> None:
-    requests = make_requests(9)
+OUT_OF_MEMORY = (
+    torch.OutOfMemoryError("no memory"),
+    MemoryError("Unable to allocate 8.00 PiB"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+    ),
+)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_step_without_the_memory_is_computed_in_halves_and_the_next_ones_are_smaller(
+    model: Model, overlaps: bool, error: Exception
+) -> None:
+    """On a CPU too, where rows may have drafts."""
+    requests = [replace(one, token_ids=np.tile(one.token_ids[:4], 3)) for one in make_requests(9)]
     plain, _ = run(make_runner(model, 60, overlaps=False), requests, max_num_batched_tokens=64)
-    runner = make_runner(model, 60, overlaps=True)
-    runner._model = altered(model, Hungry(model._module, 9))
-    found, engine = run(runner, requests, max_num_batched_tokens=64)
+    runner = make_runner(model, 60, overlaps=overlaps)
+    runner._model = altered(model, Hungry(model._module, 9, error))
+    found, engine = run(runner, requests, max_num_batched_tokens=64, num_free_tokens=0 if overlaps else 16)
     assert found == plain
     assert engine.scheduler._budget < 64
+    assert bool(engine.statistics().counters.drafted_tokens) is not overlaps
 
 
 def test_not_even_one_token_ends_the_job_with_the_remedy(model: Model) -> None:

@@ -50,6 +50,7 @@ def alone(prompts: list[str]) -> list[str]:
         pytest.param({}, id="as-is"),
         pytest.param({"max_num_batched_tokens": 63, "max_num_seqs": 3}, id="small-chunks"),
         pytest.param({"kv_cache_memory": 34 << 20, "preemption": "swap", "block_size": 4}, id="tight-pool"),
+        pytest.param({"deterministic": True, "max_num_seqs": 5}, id="deterministic"),
     ],
 )
 def test_a_jobs_answers_are_those_of_the_model_alone(
