@@ -26,6 +26,7 @@ from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, load_plan, make_plan
 from batchrun.plan.sharing import decide
 from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
+from batchrun.reuse import copied, copy_answers, earlier_job
 from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
 from batchrun.store.store import Store
@@ -109,12 +110,16 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
     began = time.monotonic()
     opened = _open(job)
     store = opened.store
+    earlier = earlier_job(job, store, opened.identity)
     with store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
         _take_folder(opened, tokenizer, observe)
         if store.is_complete:
             return _outcome(opened, load_plan(store.at.plan), None, began)
         plan = _planned(opened, tokenizer, observe)
+        if earlier is not None:
+            shares_prefixes = decide(job.prefix_caching, plan.summary).is_on
+            copy_answers(earlier, job, plan, store, observe, shares_prefixes=shares_prefixes)
         ran = local.Ran(is_complete=True, counters=Counters(), seconds=0.0)
         if store.num_done() < plan.summary.num_rows:
             with _recording(store, observe) as recorded:
@@ -261,6 +266,7 @@ def _finished(how: Literal["completed", "stopped"], store: Store, plan: Plan, ra
 
 def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: float) -> Outcome:
     done = opened.store.counts()
+    reused = copied(opened.store)
     counters = ran.counters if ran else Counters()
     return Outcome(
         output=opened.store.at.out,
@@ -268,6 +274,8 @@ def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: f
         errors=done.errors,
         error_examples=plan.summary.error_examples if plan else {},
         duplicates=plan.summary.num_duplicates if plan else 0,
+        reused=reused.rows if reused else 0,
+        vanished=reused.vanished if reused else 0,
         prompt_tokens=counters.prompt_tokens,
         computed_tokens=counters.computed_prompt_tokens,
         cached_tokens=counters.cached_tokens,

@@ -22,7 +22,7 @@ ROOMS = {
         "engine.speculation engine.statistics engine.step engine.step_time engine.stopwatch"
     ),
     "model files": "checkpoint conversion digest quiet tokenizer",
-    "job side": "plan store tasks observe frames",
+    "job side": "plan store tasks observe frames reuse",
     "engine": "engine",
     "worker": "worker",
     "top": "executors lifecycle api doctor tune",

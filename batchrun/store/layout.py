@@ -76,6 +76,16 @@ class Layout:
         return self.folder / "manifest.json"
 
     @property
+    def reused(self) -> Path:
+        """What was copied from an earlier job, written when all of it is committed; decides nothing but that."""
+        return self.folder / "reused.json"
+
+    @property
+    def vanished(self) -> Path:
+        """Rows of that earlier job which the input does not have any more."""
+        return self.folder / "vanished.parquet"
+
+    @property
     def ready(self) -> Path:
         """A finished result on its way to OUT: whoever finds it there moves it on."""
         return self.folder / "ready"

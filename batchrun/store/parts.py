@@ -48,6 +48,15 @@ def read_part(part: Part, schema: pa.Schema) -> pa.Table:
         return table.cast(schema)
 
 
+def read_answered(part: Part, schema: pa.Schema) -> NDArray[np.int64]:
+    """The rows of one part that did not fail; int64 [num_rows]. `schema` is the parts'. Raises PartDamaged."""
+    index, error = schema.names[0], next(name for name in schema.names if name.endswith("error"))
+    with _damage(part), _open(part) as file:
+        table = file.read(columns=[index, error])
+    answered = table.filter(pc.is_null(table.column(error)))
+    return np.asarray(answered.column(index).to_numpy(), dtype=np.int64)
+
+
 def _count_errors(table: pa.Table) -> dict[str, int]:
     columns = [column.name for column in table.schema if column.name.endswith("error") and _is_row_error(column.type)]
     if not columns:

@@ -304,7 +304,7 @@ class Store:
         # The job before what belongs to it: a plan without a job is swept here, a job with half a plan would fail.
         remove(at.job)
         sync_folder(at.folder)
-        for path in (at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest):
+        for path in (at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest, at.reused, at.vanished):
             remove(path)
         self._next_seq.clear()
 
