@@ -21,6 +21,7 @@ _COMMANDS = {
     "plan": "batchrun.cli_run",
     "submit": "batchrun.cli_run",
     "resume": "batchrun.cli_run",
+    "retry": "batchrun.cli_retry",
     "tune": "batchrun.cli_tune",
     "status": "batchrun.cli_status",
     "verify": "batchrun.cli_status",

@@ -53,7 +53,7 @@ def plan_as_dict(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") 
 def summary_text(outcome: Outcome) -> str:
     """How the job ended: rows, errors, tokens, speed."""
     rows = joined(f"{outcome.rows:,}", failed(outcome.errors), _folded(outcome.duplicates))
-    head = [("rows", rows), *_examples(outcome.error_examples), *_reused(outcome)]
+    head = [("rows", rows), *_examples(outcome.error_examples), *_answered(outcome)]
     if outcome.already_complete:
         return aligned([*head, ("complete", "already, nothing was run")])
     rate = outcome.output_tokens / outcome.run_s if outcome.run_s else 0.0
@@ -88,11 +88,12 @@ def _examples(errors: Mapping[str, str]) -> list[tuple[str, str]]:
     return [("", one_line(f"{name}: {message}")) for name, message in sorted(errors.items())]
 
 
-def _reused(outcome: Outcome) -> list[tuple[str, str]]:
+def _answered(outcome: Outcome) -> list[tuple[str, str]]:
+    lines = [("retried", f"{outcome.retried:,} rows")] if outcome.retried else []
     if not outcome.reused + outcome.vanished:
-        return []
+        return lines
     vanished = f"{outcome.vanished:,} of the earlier job's are not in the input any more" if outcome.vanished else ""
-    return [("reused", joined(f"{outcome.reused:,} rows", vanished))]
+    return [*lines, ("reused", joined(f"{outcome.reused:,} rows", vanished))]
 
 
 def _folded(num_duplicates: int) -> str:

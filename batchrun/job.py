@@ -41,6 +41,8 @@ _PROMPT_FIELDS = (
     "inputs", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col", "params_col",
     "keep_cols", "limit", "on_overlong", "output_prefix",
 )  # fmt: skip
+# What may differ when some rows run again: what is decided row by row.
+CHANGEABLE = (*(field.name for field in fields(SamplingParams)), "on_overlong")
 _LONGEST_PLAIN_VALUE = 40
 
 

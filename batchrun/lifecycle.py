@@ -41,7 +41,7 @@ _PROGRESS_FILE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class OpenedJob:
     """A job whose inputs and model were found and whose folder is open; nothing is loaded yet."""
 
     job: Job
@@ -77,7 +77,7 @@ def plan(job: Job, observe: Observe) -> Plan:
     Raises:
         BatchrunError: whatever is wrong with inputs, columns, model or output, before anything has run.
     """
-    opened = _open(job)
+    opened = open_job(job)
     with opened.store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
         _take_folder(opened, tokenizer, observe)
@@ -108,7 +108,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
         BatchrunError: the job is wrong, or a disk or the engine failed; what was committed stays.
     """
     began = time.monotonic()
-    opened = _open(job)
+    opened = open_job(job)
     store = opened.store
     earlier = earlier_job(job, store, opened.identity)
     with store.lock(job.wait_lock):
@@ -140,17 +140,21 @@ def resume(output: Path, observe: Observe, stop: StopRequest) -> Outcome:
     Raises:
         BatchrunError: as `submit`, or there is no such job.
     """
+    return submit(stored_job(output), observe, stop)
+
+
+def stored_job(output: Path) -> Job:
+    """The job that is stored beside `output`. Raises InputMissing when there is none."""
     store = Store.open(output)
     store.at.require_job()
-    stored = dict(store.job) | {"output": str(output), "overwrite": False}
-    return submit(Job.model_validate(stored), observe, stop)
+    return Job.model_validate(dict(store.job) | {"output": str(output), "overwrite": False})
 
 
-def _open(job: Job) -> _Opened:
-    """Everything that can be refused without loading or writing anything."""
+def open_job(job: Job) -> OpenedJob:
+    """Everything that can be refused without loading or writing anything. Raises BatchrunError."""
     files = expand(job.inputs)
     store = Store.open(Path(job.output), overwrite=job.overwrite)
-    opened = _Opened(job, files, _resolve(job), store)
+    opened = OpenedJob(job, files, _resolve(job), store)
     taken = sorted({*opened.kept.names} & {*result_schema(job.output_prefix).names})
     if taken:
         raise DataError(
@@ -164,7 +168,7 @@ def _resolve(job: Job) -> Checkpoint:
     return resolve(job.model, revision=job.revision, cache=cache_folder(), trust_remote_code=job.trust_remote_code)
 
 
-def _tuned(opened: _Opened, observe: Observe) -> Job:
+def _tuned(opened: OpenedJob, observe: Observe) -> Job:
     """The job, with steps as large as `tune` found best where it leaves them open; says so."""
     job = opened.job
     profile = find(cache_folder(), job, opened.checkpoint.spec)
@@ -180,7 +184,7 @@ def _tuned(opened: _Opened, observe: Observe) -> Job:
     return tuned
 
 
-def _take_folder(opened: _Opened, tokenizer: Callable[[], Tokenizer], observe: Observe) -> None:
+def _take_folder(opened: OpenedJob, tokenizer: Callable[[], Tokenizer], observe: Observe) -> None:
     """Makes the folder this job's.
 
     Another job that was there goes only once this one's plan is made, so that one that cannot be planned costs nothing.
@@ -195,11 +199,11 @@ def _take_folder(opened: _Opened, tokenizer: Callable[[], Tokenizer], observe: O
     store.adopt_plan(staged)
 
 
-def _planned(opened: _Opened, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
+def _planned(opened: OpenedJob, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
     return load_plan(opened.store.at.plan) or _make_plan(opened, opened.store.at.plan, tokenizer, observe)
 
 
-def _make_plan(opened: _Opened, folder: Path, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
+def _make_plan(opened: OpenedJob, folder: Path, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
     return make_plan(opened.job, opened.files, tokenizer(), opened.checkpoint.spec, folder, observe)
 
 
@@ -248,7 +252,7 @@ def _saved(store: Store, plan: Plan) -> str:
     return f"{committed}, the tokens of {unfinished:,} unfinished {'row' if unfinished == 1 else 'rows'} are saved"
 
 
-def _footer(opened: _Opened) -> dict[str, str]:
+def _footer(opened: OpenedJob) -> dict[str, str]:
     return {"batchrun.version": __version__, "batchrun.model": opened.checkpoint.spec.name}
 
 
@@ -264,7 +268,7 @@ def _finished(how: Literal["completed", "stopped"], store: Store, plan: Plan, ra
     )
 
 
-def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: float) -> Outcome:
+def _outcome(opened: OpenedJob, plan: Plan | None, ran: local.Ran | None, began: float) -> Outcome:
     done = opened.store.counts()
     reused = copied(opened.store)
     counters = ran.counters if ran else Counters()

@@ -23,7 +23,7 @@ class Outcome:
     processes that worked on the job. Without `shares_prefixes` rows were not to share any. `max_error_rate` is the
     job's budget, a share of 1; None: no limit. `error_examples` has the message of one such row
     for each type that was found while planning. `reused` rows were copied from an earlier job, of which `vanished` rows
-    are not in the input any more; they are counted over all processes.
+    are not in the input any more; they are counted over all processes. `retried` rows were answered once more.
     """
 
     output: Path
@@ -33,6 +33,7 @@ class Outcome:
     duplicates: int = 0
     reused: int = 0
     vanished: int = 0
+    retried: int = 0
     prompt_tokens: int = 0
     computed_tokens: int = 0
     cached_tokens: int = 0

@@ -25,8 +25,8 @@ ROOMS = {
     "job side": "plan store tasks observe frames reuse",
     "engine": "engine",
     "worker": "worker",
-    "top": "executors lifecycle api doctor tune",
-    "front": "cli cli_options cli_report cli_run cli_signals cli_status cli_text cli_tune __main__ __init__",
+    "top": "executors lifecycle api doctor tune retry",
+    "front": "cli cli_options cli_report cli_retry cli_run cli_signals cli_status cli_text cli_tune __main__ __init__",
 }
 MAY_IMPORT = {
     "base": {"base"},

@@ -3,7 +3,7 @@
 Knows nothing of files, sorting or engines. Whatever is wrong with one row becomes that row's `RowError`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,15 @@ class Rendered:
 class PromptRenderer:
     """Turns record batches of `columns` into token ids."""
 
-    def __init__(self, job: "Job", tokenizer: "Tokenizer", spec: "ModelSpec", schema: pa.Schema) -> None:
-        """`schema` is the input's.
+    def __init__(
+        self,
+        job: "Job",
+        tokenizer: "Tokenizer",
+        spec: "ModelSpec",
+        schema: pa.Schema,
+        always: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`schema` is the input's; `always` are sampling parameters of every row, whatever its own say.
 
         Raises:
             DataError: a column is missing or of the wrong type, or the template does not fit the columns.
@@ -58,7 +65,8 @@ class PromptRenderer:
         self._check_chat(job, spec.name)
         self._system = job.system
         self._params_col = job.params_col
-        self._params = ParamsReader(job.sampling)
+        self._params = ParamsReader(job.sampling, always)
+        self._has_params = job.params_col is not None or bool(always)
         if job.params_col is not None:
             kind = require_column(schema, job.params_col, "--params-col").type
             if not can_hold_params(kind):
@@ -111,17 +119,19 @@ class PromptRenderer:
     def _row_params(self, batch: pa.RecordBatch) -> tuple[list[str | None], list[RowError | None]]:
         params: list[str | None] = [None] * len(batch)
         errors: list[RowError | None] = [None] * len(batch)
-        if self._params_col is None:
+        if not self._has_params:
             return params, errors
         rows = row_numbers(batch).tolist()
-        for index, cell in enumerate(column_values(batch, self._params_col)):
+        cells = [None] * len(batch) if self._params_col is None else column_values(batch, self._params_col)
+        for index, cell in enumerate(cells):
             if isinstance(cell, RowError):
                 errors[index] = RowError("invalid_params", cell.message)
                 continue
             try:
                 params[index] = self._params.overrides(cell)
             except ValueError as error:
-                message = f"row {rows[index]}: column {self._params_col!r}: {error}; correct it, or null for the job's"
+                where = "" if self._params_col is None else f"column {self._params_col!r}: "
+                message = f"row {rows[index]}: {where}{error}; correct it, or null for the job's"
                 errors[index] = RowError("invalid_params", message)
         return params, errors
 

@@ -76,6 +76,16 @@ class Layout:
         return self.folder / "manifest.json"
 
     @property
+    def retry(self) -> Path:
+        """Which rows run again, and with what changed; means something while their answers are not published."""
+        return self.folder / "retry.json"
+
+    @property
+    def next(self) -> Path:
+        """A plan, parts and `retry`, on their way to the places of those before: whoever finds them moves them on."""
+        return self.folder / "next"
+
+    @property
     def reused(self) -> Path:
         """What was copied from an earlier job, written when all of it is committed; decides nothing but that."""
         return self.folder / "reused.json"

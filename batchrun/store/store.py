@@ -147,6 +147,20 @@ class Store:
             staged.rename(self.at.plan)
             sync_folder(self.at.folder)
 
+    def take_back(self, staged: Path) -> None:
+        """Puts the plan, parts and `retry.json` in the folder `staged` in the place of those that are there.
+
+        `staged` is on the same disk, whole and durable. Rows that are in none of its parts are to be done again; OUT
+        keeps the answers of before until the new ones are published. A crash leaves all of the old or all of the new.
+        Raises StorageFailed.
+        """
+        assert self._has_lock, "take_back() belongs inside lock()"
+        with storage_errors(self.at.next):
+            sync_folder(staged)
+            staged.rename(self.at.next)
+            sync_folder(self.at.folder)
+        self._finish_taking_back()
+
     def done(self, unit: int) -> NDArray[np.int64]:
         """The rows of `unit` that are in a part; int64 [num_done]. From here on this store commits after them.
 
@@ -284,6 +298,28 @@ class Store:
             holder = {"pid": os.getpid(), "host": socket.gethostname()}
             write_file(at.holder, json.dumps(holder).encode(), at.tmp)
         self.reveal()
+        self._finish_taking_back()
+
+    def _finish_taking_back(self) -> None:
+        """What `take_back` does from its rename on; does nothing before it. Safe to repeat at any point."""
+        at = self.at
+        if not at.next.exists():
+            return
+        with storage_errors(at.next):
+            if at.out.exists():
+                # First: from here on OUT has the answers of before.
+                at.overwriting.touch()
+                sync_folder(at.folder)
+            for old in (at.plan, at.parts, at.retry):
+                if (at.next / old.name).exists():
+                    if old.exists():
+                        old.rename(new_name(at.tmp, old.name))
+                    (at.next / old.name).rename(old)
+            # Tokens of an earlier run of the same rows, which went on to be answers.
+            remove(at.partial)
+            sync_folder(at.folder)
+            at.next.rmdir()
+        self._next_seq.clear()
 
     def _held_message(self) -> str:
         holder = self.at.read_holder()
@@ -304,7 +340,17 @@ class Store:
         # The job before what belongs to it: a plan without a job is swept here, a job with half a plan would fail.
         remove(at.job)
         sync_folder(at.folder)
-        for path in (at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest, at.reused, at.vanished):
+        for path in (
+            at.ready,
+            at.plan,
+            at.parts,
+            at.partial,
+            at.progress,
+            at.manifest,
+            at.reused,
+            at.vanished,
+            at.retry,
+        ):
             remove(path)
         self._next_seq.clear()
 
