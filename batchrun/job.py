@@ -33,13 +33,13 @@ _DURATION = TypeAdapter(timedelta)
 _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
     "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization",
-    "kv_cache_dtype",
+    "kv_cache_dtype", "partition_by",
 )  # fmt: skip
 # Of these, what makes the prompts and the result's shape: jobs that differ in nothing else give equal prompts equal
 # answers.
 _PROMPT_FIELDS = (
     "inputs", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col", "params_col",
-    "keep_cols", "limit", "on_overlong", "output_prefix",
+    "keep_cols", "limit", "on_overlong", "output_prefix", "partition_by",
 )  # fmt: skip
 # What may differ when some rows run again: what is decided row by row.
 CHANGEABLE = (*(field.name for field in fields(SamplingParams)), "on_overlong")
@@ -185,6 +185,10 @@ class Job(BaseModel):
     )
     enforce_eager: bool = option("Engine", False, "Decode on a GPU without device graphs.")
 
+    partition_by: str | None = option(
+        "Job", None, "Input column whose values become folders of the output, COLUMN=value.", "COLUMN"
+    )
+    file_size: ByteSize = option("Job", ByteSize(256 << 20), "Size of a file of the output, about.", "SIZE", gt=0)
     checkpoint_every: Seconds = option("Job", 30.0, "Time between commits, e.g. 30s.", "DURATION", gt=0)
     drain_timeout: Seconds = option(
         "Job", 45.0, "Time to finish running rows after SIGTERM or Ctrl-C.", "DURATION", ge=0

@@ -29,6 +29,7 @@ from batchrun.plan.source import InputFiles, expand, fingerprint, require_column
 from batchrun.reuse import copied, copy_answers, earlier_job
 from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
+from batchrun.store.result_files import Shape, check_partitions
 from batchrun.store.store import Store
 from batchrun.tasks.generate import result_schema
 from batchrun.tokenizer import Tokenizer
@@ -60,6 +61,17 @@ class OpenedJob:
         if names is None:
             return schema
         return pa.schema([require_column(schema, name, "--keep-cols") for name in names])
+
+    def check_partitions(self) -> None:
+        """Raises DataError when the values of --partition-by cannot be folders; reads that column once."""
+        name = self.job.partition_by
+        if name is None:
+            return
+        require_column(self.kept, name, "--partition-by")
+        values = pa.nulls(0, self.kept.field(name).type)
+        for batch in scan(self.files, [name], self.job.limit):
+            values = pa.concat_arrays([values, batch.column(1)]).unique()
+            check_partitions(values, name)
 
     def load_tokenizer(self) -> Tokenizer:
         job = self.job
@@ -110,6 +122,8 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
     began = time.monotonic()
     opened = open_job(job)
     store = opened.store
+    if not store.is_complete or job.overwrite:
+        opened.check_partitions()
     earlier = earlier_job(job, store, opened.identity)
     with store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
@@ -129,7 +143,8 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
                 observe(_finished("stopped", store, plan, ran, began))
                 raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
-        publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened))
+        shape = Shape(job.partition_by, job.file_size)
+        publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened), shape)
         observe(_finished("completed", store, plan, ran, began))
         return _outcome(opened, plan, ran, began)
 

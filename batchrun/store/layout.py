@@ -113,12 +113,18 @@ class Layout:
     @property
     def is_complete(self) -> bool:
         """Whether OUT holds the answers of the job in the job folder."""
-        return (self.out / FIRST_FILE).is_file() and self.job.is_file() and not self.overwriting.exists()
+        return (self.out / self._first_file).is_file() and self.job.is_file() and not self.overwriting.exists()
 
     @property
     def was_published(self) -> bool:
         """Whether the job's answers have been at OUT, wherever they are now."""
         return self.manifest.is_file() and not self.ready.exists() and not self.overwriting.exists()
+
+    @property
+    def _first_file(self) -> str:
+        """Of OUT; with folders by a column's values it lies in one of them."""
+        files = _read_hint(self.manifest).get("files") or [{"name": FIRST_FILE}]
+        return str(files[0]["name"])
 
     def require_job(self) -> None:
         """Raises InputMissing when there is no job, StorageFailed when that cannot be told."""
