@@ -25,6 +25,7 @@ _COMMANDS = {
     "tune": "batchrun.cli_tune",
     "status": "batchrun.cli_status",
     "verify": "batchrun.cli_status",
+    "export": "batchrun.cli_export",
     "doctor": "batchrun.cli_status",
 }
 
