@@ -205,11 +205,12 @@ class _Planner:
         self._tally = _Tally()
         self._folder = staging
         self._again = again
+        self._id_column = job.id_col or renderer.id_column
 
     def render(self, files: InputFiles) -> None:
         """Every row becomes tokens to be sorted, or a failed row."""
         ids = self._ids()
-        columns = [*self._renderer.columns, *([self._job.id_col] if self._job.id_col else [])]
+        columns = [*self._renderer.columns, *([self._id_column] if self._id_column else [])]
         for whole in scan(files, columns, self._job.limit):
             batch = self._wanted(whole)
             rendered = self._renderer.render(batch)
@@ -255,11 +256,11 @@ class _Planner:
 
     def _ids(self) -> UniqueIds | None:
         # Of some of the rows nothing is to be proved: all of them were seen before.
-        if self._job.id_col is None or self._again is not None:
+        if self._id_column is None or self._again is not None:
             return None
         folder = self._scratch / "ids"
         folder.mkdir()
-        return UniqueIds(self._job.id_col, folder)
+        return UniqueIds(self._id_column, folder)
 
     def _keep(self, rendered: Rendered) -> None:
         tally = self._tally

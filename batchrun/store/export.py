@@ -18,13 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchrun.errors import DataError, InputMissing, OutputRefused, StorageFailed
+from batchrun.plan.batch_requests import CUSTOM_ID
 from batchrun.store.durable import remove, storage_errors, sync_file, sync_folder
 from batchrun.store.layout import Layout, read_json
 
 ExportFormat = Literal["jsonl", "openai-batch", "datasets"]
 EXPORT_FORMATS: tuple[str, ...] = get_args(ExportFormat)
-# Input of the OpenAI Batch API names its rows so.
-CUSTOM_ID = "custom_id"
 _BATCH_ROWS = 8192
 
 
