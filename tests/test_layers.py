@@ -25,7 +25,7 @@ ROOMS = {
     "job side": "plan store tasks observe frames reuse",
     "engine": "engine",
     "worker": "worker",
-    "top": "executors lifecycle api doctor tune retry",
+    "top": "executors lifecycle api doctor tune retry rerun",
     "front": (
         "cli cli_export cli_options cli_report cli_retry cli_run cli_signals cli_status cli_text cli_tune __main__ "
         "__init__"
