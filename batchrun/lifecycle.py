@@ -26,7 +26,7 @@ from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, load_plan, make_plan
 from batchrun.plan.sharing import decide
 from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
-from batchrun.reuse import copied, copy_answers, earlier_job
+from batchrun.reuse import copied, copy_answers, earlier_job, foresee
 from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
 from batchrun.store.result_files import Shape, check_partitions
@@ -90,10 +90,16 @@ def plan(job: Job, observe: Observe) -> Plan:
         BatchrunError: whatever is wrong with inputs, columns, model or output, before anything has run.
     """
     opened = open_job(job)
+    opened.check_partitions()
+    earlier = earlier_job(job, opened.store, opened.identity)
     with opened.store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
         _take_folder(opened, tokenizer, observe)
-        return _planned(opened, tokenizer, observe)
+        made = _planned(opened, tokenizer, observe)
+    if earlier is not None:
+        num_reused = foresee(earlier, job, made)
+        observe(Message("info", f"{num_reused:,} of {made.summary.num_rows:,} rows are answered by {earlier.at.out}"))
+    return made
 
 
 def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:

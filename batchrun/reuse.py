@@ -5,6 +5,7 @@ nothing of engines or models.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -101,6 +102,12 @@ def copy_answers(
     return found
 
 
+def foresee(earlier: Earlier, job: Job, plan: Plan) -> int:
+    """How many rows of the input `copy_answers` would answer; changes nothing. Raises StorageFailed."""
+    places = _match(earlier, job, plan).places
+    return sum(int(num_members(table)[own >= 0].sum()) for _, table, own in _with_places(plan, places))
+
+
 def copied(store: Store) -> Reused | None:
     """What was copied into this job; None when nothing was. Raises StorageFailed when that is not readable."""
     content = read_json(store.at.reused)
@@ -120,6 +127,49 @@ class _Keyed:
     prompt: pa.ChunkedArray
     answer: pa.ChunkedArray
 
+    @classmethod
+    def of(cls, plan: Plan, job: Job) -> "_Keyed":
+        rows, prompt, answer = [np.empty(0, np.int64)], [], []
+        for unit in plan.units:
+            table = read_unit(unit)
+            if _is_failed(table):
+                continue
+            keys = row_keys(table, lambda params: merged(job.sampling, params).is_greedy)
+            rows.append(row_indices(table))
+            prompt.append(keys.prompt)
+            answer.append(keys.answer)
+        return cls(np.concatenate(rows), pa.chunked_array(prompt, KEY_TYPE), pa.chunked_array(answer, KEY_TYPE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """The rows of both plans; `places` has for each new one where the old one with its answer is, or -1."""
+
+    old: _Keyed
+    new: _Keyed
+    places: NDArray[np.int64]  # [num_new_rows]
+
+
+def _match(earlier: Earlier, job: Job, plan: Plan) -> _Match:
+    """Only rows that are in a part of the earlier job and did not fail there: a failure is worth another try."""
+    old, new = _Keyed.of(earlier.plan, job), _Keyed.of(plan, job)
+    parts = [read_answered(part, earlier.results) for part in earlier.at.list_parts()]
+    answered = np.flatnonzero(np.isin(old.row_idx, np.concatenate([np.empty(0, np.int64), *parts])))
+    found = pc.index_in(new.answer, value_set=old.answer.take(pa.array(answered)))
+    places = found.fill_null(-1).to_numpy().astype(np.int64)
+    places[places >= 0] = answered[places[places >= 0]]
+    return _Match(old, new, places)
+
+
+def _with_places(plan: Plan, places: NDArray[np.int64]) -> Iterator[tuple[Unit, pa.Table, NDArray[np.int64]]]:
+    """The units that have tokens, with their rows and the part of `places` that is about them."""
+    start = 0
+    for unit in plan.units:
+        table = read_unit(unit)
+        if not _is_failed(table):
+            yield unit, table, places[start : start + len(table)]
+            start += len(table)
+
 
 class _Copying:
     """One pass over both plans."""
@@ -136,47 +186,20 @@ class _Copying:
         self._answers = MergedParts(earlier.at.list_parts(), earlier.results, spill)
 
     def run(self) -> Reused:
-        old, new = self._keyed(self._earlier.plan), self._keyed(self._plan)
-        vanished = self._save_vanished(old, new)
-        old = self._answered(old)
-        # Of each row to run: where the same was answered before, -1 where it was not.
-        places = pc.index_in(new.answer, value_set=old.answer).fill_null(-1).to_numpy()
-        num_rows = start = 0
-        shared_len = 0
-        for unit in self._plan.units:
-            table = read_unit(unit)
-            if _is_failed(table):
-                continue
-            own = places[start : start + unit.num_rows]
-            start += unit.num_rows
-            sources = np.where(own < 0, -1, old.row_idx[own] if len(old.row_idx) else -1)
+        match = _match(self._earlier, self._job, self._plan)
+        vanished = self._save_vanished(match)
+        num_rows = shared_len = 0
+        for unit, table, places in _with_places(self._plan, match.places):
+            sources = np.full(len(table), -1)
+            sources[places >= 0] = match.old.row_idx[places[places >= 0]]
             num_rows += self._commit(unit, table, sources, shared_len)
             shared_len = table.column("keep_len")[-1].as_py()
         return Reused(str(self._earlier.at.out), num_rows, vanished)
 
-    def _keyed(self, plan: Plan) -> _Keyed:
-        rows, prompt, answer = [np.empty(0, np.int64)], [], []
-        for unit in plan.units:
-            table = read_unit(unit)
-            if _is_failed(table):
-                continue
-            keys = row_keys(table, lambda params: merged(self._job.sampling, params).is_greedy)
-            rows.append(row_indices(table))
-            prompt.append(keys.prompt)
-            answer.append(keys.answer)
-        return _Keyed(np.concatenate(rows), pa.chunked_array(prompt, KEY_TYPE), pa.chunked_array(answer, KEY_TYPE))
-
-    def _answered(self, old: _Keyed) -> _Keyed:
-        """Those that are in a part and did not fail: a failure is worth another try."""
-        parts = [read_answered(part, self._earlier.results) for part in self._earlier.at.list_parts()]
-        is_done = np.isin(old.row_idx, np.concatenate([np.empty(0, np.int64), *parts]))
-        mask = pa.array(is_done)
-        return _Keyed(old.row_idx[is_done], old.prompt.filter(mask), old.answer.filter(mask))
-
-    def _save_vanished(self, old: _Keyed, new: _Keyed) -> int:
+    def _save_vanished(self, match: _Match) -> int:
         """Writes the results of the old rows, duplicates included, that nobody asks for any more; how many."""
-        is_kept = pc.is_in(old.prompt, value_set=new.prompt).to_numpy()
-        kept = set(old.row_idx[is_kept].tolist())
+        is_kept = pc.is_in(match.old.prompt, value_set=match.new.prompt).to_numpy()
+        kept = set(match.old.row_idx[is_kept].tolist())
         gone = []
         for unit in self._earlier.plan.units:
             table = read_unit(unit)

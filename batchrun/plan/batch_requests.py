@@ -133,5 +133,5 @@ def _joined(parts: list[Any]) -> str:
 def _params(body: Any) -> Mapping[str, Any] | None:
     if not isinstance(body, dict):
         return None
-    given = {_RENAMED.get(key, key): value for key, value in body.items() if key not in _PASSED_OVER}
+    given = {_RENAMED.get(str(key), str(key)): value for key, value in body.items() if key not in _PASSED_OVER}
     return {key: value for key, value in given.items() if key not in _USUAL or value != _USUAL[key]}

@@ -84,6 +84,16 @@ def test_rows_that_vanished_are_counted_and_kept_in_a_file(echo_job, tmp_path):
     ]
 
 
+def test_a_plan_foresees_what_will_be_copied(echo_job, tmp_path):
+    yesterday, today = nights(echo_job, tmp_path)
+    yesterday.submit()
+    events = []
+    lifecycle.plan(today.job(reuse=str(yesterday.out)), events.append)
+    said = [event.text for event in events if isinstance(event, Message)]
+    outcome = today.submit(reuse=str(yesterday.out))
+    assert said == [f"{outcome.reused} of {outcome.rows} rows are answered by {yesterday.out}"]
+
+
 def test_a_sampled_row_is_copied_only_where_it_keeps_its_number(echo_job, tmp_path):
     """Its randomness is made of it: elsewhere the same prompt gets another answer."""
     prompts = [f"Prompt {row}" for row in range(30)]
