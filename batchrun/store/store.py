@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from batchrun.errors import JobMismatch, OutputRefused, StoppedEarly, StorageFailed
-from batchrun.store import partial, target
+from batchrun.store import partial, succession, target
 from batchrun.store.counts import Counts, total
 from batchrun.store.durable import link_if_absent, new_name, remove, storage_errors, sync_folder, write_file
 from batchrun.store.layout import Layout, read_json
@@ -155,11 +155,9 @@ class Store:
         Raises StorageFailed.
         """
         assert self._has_lock, "take_back() belongs inside lock()"
-        with storage_errors(self.at.next):
-            sync_folder(staged)
-            staged.rename(self.at.next)
-            sync_folder(self.at.folder)
-        self._finish_taking_back()
+        succession.begin(self.at, staged)
+        succession.finish(self.at)
+        self._next_seq.clear()
 
     def done(self, unit: int) -> NDArray[np.int64]:
         """The rows of `unit` that are in a part; int64 [num_done]. From here on this store commits after them.
@@ -298,28 +296,7 @@ class Store:
             holder = {"pid": os.getpid(), "host": socket.gethostname()}
             write_file(at.holder, json.dumps(holder).encode(), at.tmp)
         self.reveal()
-        self._finish_taking_back()
-
-    def _finish_taking_back(self) -> None:
-        """What `take_back` does from its rename on; does nothing before it. Safe to repeat at any point."""
-        at = self.at
-        if not at.next.exists():
-            return
-        with storage_errors(at.next):
-            if at.out.exists():
-                # First: from here on OUT has the answers of before.
-                at.overwriting.touch()
-                sync_folder(at.folder)
-            for old in (at.plan, at.parts, at.retry):
-                if (at.next / old.name).exists():
-                    if old.exists():
-                        old.rename(new_name(at.tmp, old.name))
-                    (at.next / old.name).rename(old)
-            # Tokens of an earlier run of the same rows, which went on to be answers.
-            remove(at.partial)
-            sync_folder(at.folder)
-            at.next.rmdir()
-        self._next_seq.clear()
+        succession.finish(at)
 
     def _held_message(self) -> str:
         holder = self.at.read_holder()
