@@ -169,10 +169,13 @@ def test_a_retry_killed_again_and_again_ends_like_one_that_never_was(echo_job, t
         rows = committed(job)
         assert len(rows) == len(set(rows))
         assert not job.out.exists() or job.result() in (old, new)
+        if process.returncode == 0:
+            # Once more would be another retry, of the rows that are still cut.
+            break
     assert num_killed
     done = job.call("resume", str(job.out))
     assert done.returncode == 0, done.stderr
-    assert [row["text"] for row in job.rows()] == [row["text"] for row in undisturbed.rows()]
+    assert job.result() == new
     assert verify(job.out).is_ok
 
 
