@@ -22,9 +22,11 @@ _COMMANDS = {
     "submit": "batchrun.cli_run",
     "resume": "batchrun.cli_run",
     "cancel": "batchrun.cli_cancel",
+    "retry": "batchrun.cli_retry",
     "tune": "batchrun.cli_tune",
     "status": "batchrun.cli_status",
     "verify": "batchrun.cli_status",
+    "export": "batchrun.cli_export",
     "doctor": "batchrun.cli_status",
 }
 

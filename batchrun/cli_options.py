@@ -14,7 +14,7 @@ import click
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
-from batchrun.job import Job
+from batchrun.job import CHANGEABLE, Job
 from batchrun.observe.log import LogFormat
 from batchrun.observe.progress import ProgressMode
 from batchrun.settings import merge, option, validated
@@ -99,6 +99,20 @@ def tune_options() -> list[click.Parameter]:
     fields = {**{name: Job.model_fields[name] for name in _MEASURED}, **_TUNING_FIELDS}
     options = [FieldOption(name, field) for name, field in fields.items()]
     return [click.Argument(["model"], required=False, metavar="[MODEL]"), *options, *console_options()]
+
+
+def retry_options() -> list[click.Parameter]:
+    """OUT, which rows, the options that may differ for them, and those of the console."""
+    where = FieldOption(
+        "where", option("Rows", None, "Condition in SQL over OUT's columns. Default: failed rows.", "SQL")
+    )
+    fields = [FieldOption(name, Job.model_fields[name]) for name in CHANGEABLE]
+    return [click.Argument(["output"], metavar="OUT"), where, *fields, *console_options()]
+
+
+def typed_changes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `retry_options` that were typed and may differ; variables and files are about all rows."""
+    return _typed(given, CHANGEABLE)
 
 
 def console_options() -> list[click.Parameter]:

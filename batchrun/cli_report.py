@@ -23,7 +23,7 @@ def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> 
     summary = plan.summary
     row = "" if summary.longest_prompt_row is None else f" (row {summary.longest_prompt_row})"
     lines = [
-        ("rows", joined(f"{summary.num_unique:,} to run", failed(summary.errors), _reused(summary.num_duplicates))),
+        ("rows", joined(f"{summary.num_unique:,} to run", failed(summary.errors), _folded(summary.num_duplicates))),
         *_examples(summary.error_examples),
         ("prompts", one_line(f"{summary.prompt_tokens:,} tokens · {summary.prompt_source}")),
         ("longest", f"{summary.longest_prompt:,} tokens{row} · {summary.longest_len:,} with its output"),
@@ -52,8 +52,8 @@ def plan_as_dict(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") 
 
 def summary_text(outcome: Outcome) -> str:
     """How the job ended: rows, errors, tokens, speed."""
-    rows = joined(f"{outcome.rows:,}", failed(outcome.errors), _reused(outcome.duplicates))
-    head = [("rows", rows), *_examples(outcome.error_examples)]
+    rows = joined(f"{outcome.rows:,}", failed(outcome.errors), _folded(outcome.duplicates))
+    head = [("rows", rows), *_examples(outcome.error_examples), *_answered(outcome)]
     if outcome.already_complete:
         return aligned([*head, ("complete", "already, nothing was run")])
     rate = outcome.output_tokens / outcome.run_s if outcome.run_s else 0.0
@@ -88,7 +88,15 @@ def _examples(errors: Mapping[str, str]) -> list[tuple[str, str]]:
     return [("", one_line(f"{name}: {message}")) for name, message in sorted(errors.items())]
 
 
-def _reused(num_duplicates: int) -> str:
+def _answered(outcome: Outcome) -> list[tuple[str, str]]:
+    lines = [("retried", f"{outcome.retried:,} rows")] if outcome.retried else []
+    if not outcome.reused + outcome.vanished:
+        return lines
+    vanished = f"{outcome.vanished:,} of the earlier job's are not in the input any more" if outcome.vanished else ""
+    return [*lines, ("reused", joined(f"{outcome.reused:,} rows", vanished))]
+
+
+def _folded(num_duplicates: int) -> str:
     if num_duplicates == 1:
         return "1 duplicate shares an answer"
     return f"{num_duplicates:,} duplicates share an answer" if num_duplicates else ""

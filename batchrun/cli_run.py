@@ -69,7 +69,7 @@ def submit(**given: Any) -> None:
 
     from batchrun import lifecycle
 
-    _run(console, lambda observe, stop: lifecycle.submit(job, observe, stop))
+    run_job(console, lambda observe, stop: lifecycle.submit(job, observe, stop))
 
 
 @click.command(cls=JobCommand, params=[click.Argument(["output"], metavar="OUT"), *console_options()])
@@ -84,16 +84,20 @@ def resume(output: str, **given: Any) -> None:
 
     from batchrun import lifecycle
 
-    _run(console, lambda observe, stop: lifecycle.resume(named_by(Path(output)).absolute(), observe, stop))
+    run_job(console, lambda observe, stop: lifecycle.resume(named_by(Path(output)).absolute(), observe, stop))
 
 
-def _run(console: Console, work: Callable[[Observe, StopRequest], Outcome]) -> None:
-    """Runs a job and reports; exits 65 when too many rows failed."""
+def run_job(console: Console, work: Callable[[Observe, StopRequest], Outcome], *, is_retry: bool = False) -> None:
+    """Runs a job and reports; exits 65 when too many rows failed, unless it is a retry that found nothing to do."""
     stop = StopRequest()
     with talking(console) as observe:
         with stopping_on_signals(stop):
             outcome = work(giving_way(observe, stop), stop)
-        exit_code = _report(console, outcome)
+        if is_retry and not outcome.retried:
+            LOGGER.info("no row matches; nothing was run")
+            exit_code = 0
+        else:
+            exit_code = _report(console, outcome)
     # Last of all, so that a script that merges the streams finds the result in the last line.
     click.echo(json.dumps(outcome.as_dict()) if console.json else str(outcome.output))
     sys.exit(exit_code)

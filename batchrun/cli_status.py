@@ -22,9 +22,11 @@ from batchrun.store.status import status as look
 
 if TYPE_CHECKING:
     from batchrun.doctor import DoctorReport
+    from batchrun.rerun import Rerun
     from batchrun.store.verify import VerifyReport
 
 _WATCH_EVERY_S = 2.0
+_DIFFERENCES_SHOWN = 10
 _WHAT_NOW: Mapping[StatusWord, str] = {
     "planned": "nothing has run yet; batchrun resume runs it",
     "interrupted": "its process is gone; what was committed is kept, batchrun resume goes on from there",
@@ -61,11 +63,12 @@ def status(output: str, is_json: bool, watch: bool) -> None:
 
 @click.command()
 @click.argument("output", metavar="OUT")
+@click.option("--rerun", metavar="RATE", help="Compute this share of the rows again and compare, e.g. 0.1%.")
 @_as_json
-def verify(output: str, is_json: bool) -> None:
+def verify(output: str, rerun: str | None, is_json: bool) -> None:
     """Prove that OUT holds every row once, in order, undamaged.
 
-    Exits 65 when it does not.
+    Exits 65 when it does not. --rerun loads the model and says how many texts came out the same.
 
     \b
     Example:
@@ -76,7 +79,12 @@ def verify(output: str, is_json: bool) -> None:
     out = named_by(Path(output))
     stored = read_json(Layout(out).job) or {"job": {"output_prefix": ""}}
     report = prove(out, f"{stored['job']['output_prefix']}row_idx")
-    click.echo(json.dumps(asdict(report) | {"is_ok": report.is_ok}) if is_json else verify_text(report))
+    again = _rerun(out, rerun) if rerun is not None and report.is_ok else None
+    if is_json:
+        found = {} if again is None else {"rerun": asdict(again) | {"match_rate": again.match_rate}}
+        click.echo(json.dumps(asdict(report) | {"is_ok": report.is_ok} | found))
+    else:
+        click.echo("\n".join([verify_text(report), *([] if again is None else [rerun_text(again)])]))
     if not report.is_ok:
         raise DataError(f"{out} is not what the job should have written: {_problems(report)}")
 
@@ -122,6 +130,26 @@ def verify_text(report: "VerifyReport") -> str:
         ("verdict", "complete" if report.is_ok else _problems(report)),
     ]
     return aligned([*lines, *(("", one_line(problem)) for problem in report.problems)])
+
+
+def rerun_text(again: "Rerun") -> str:
+    """How many rows came out the same, and the first of those that did not."""
+    same = again.rows - len(again.differences)
+    lines = [("again", f"{same:,} of {again.rows:,} rows have the same text ({again.match_rate:.2%})")]
+    lines += [
+        ("", f"row {each.row_idx}: differs from its token {each.token:,} on")
+        for each in again.differences[:_DIFFERENCES_SHOWN]
+    ]
+    if len(again.differences) > _DIFFERENCES_SHOWN:
+        lines.append(("", f"and {len(again.differences) - _DIFFERENCES_SHOWN:,} more; --json has all of them"))
+    return aligned(lines)
+
+
+def _rerun(out: Path, share: str) -> "Rerun":
+    from batchrun.rerun import rerun, share_of
+    from batchrun.stop import StopRequest
+
+    return rerun(out.absolute(), share_of(share), lambda event: None, StopRequest())
 
 
 def _problems(report: "VerifyReport") -> str:

@@ -99,6 +99,12 @@ class JobMismatch(BatchrunError):
         self.differing = differing
 
 
+class AnswersDiffer(BatchrunError):
+    """An earlier job's answers are not those that this job would compute."""
+
+    exit_code = 78
+
+
 class Interrupted(BatchrunError):
     """Interrupted by the user after a checkpoint; the same command goes on from here."""
 

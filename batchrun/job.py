@@ -33,8 +33,16 @@ _DURATION = TypeAdapter(timedelta)
 _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
     "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization",
-    "kv_cache_dtype", "deterministic",
+    "kv_cache_dtype", "deterministic", "partition_by",
 )  # fmt: skip
+# Of these, what makes the prompts and the result's shape: jobs that differ in nothing else give equal prompts equal
+# answers.
+_PROMPT_FIELDS = (
+    "inputs", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col", "params_col",
+    "keep_cols", "limit", "on_overlong", "output_prefix", "partition_by",
+)  # fmt: skip
+# What may differ when some rows run again: what is decided row by row.
+CHANGEABLE = (*(field.name for field in fields(SamplingParams)), "on_overlong")
 _LONGEST_PLAIN_VALUE = 40
 
 
@@ -196,6 +204,10 @@ class Job(BaseModel):
         "Engine", False, "A row's text depends on the row alone, to the byte, or the model is refused (CPU, float32)."
     )
 
+    partition_by: str | None = option(
+        "Job", None, "Input column whose values become folders of the output, COLUMN=value.", "COLUMN"
+    )
+    file_size: ByteSize = option("Job", ByteSize(256 << 20), "Size of a file of the output, about.", "SIZE", gt=0)
     checkpoint_every: Seconds = option("Job", 30.0, "Time between commits, e.g. 30s.", "DURATION", gt=0)
     drain_timeout: Seconds = option(
         "Job", 45.0, "Time to finish running rows after SIGTERM or Ctrl-C.", "DURATION", ge=0
@@ -222,6 +234,9 @@ class Job(BaseModel):
         "Job", 600.0, "Time after which a step that does not end is given up, exit 70; 0: never.", "DURATION", ge=0
     )
     overwrite: bool = option("Job", False, "Replace the output and its job folder.")
+    reuse: str | None = option(
+        "Job", None, "Output of an earlier job: rows that it has answered are copied, not computed.", "OLD_OUT"
+    )
 
     @classmethod
     def load(
@@ -262,6 +277,12 @@ class Job(BaseModel):
         answers = {name: _short(getattr(self, name)) for name in names}
         return {"inputs": _short(dict(inputs)), "model": _short(model_digest), **answers}
 
+    @staticmethod
+    def differing_answers(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
+        """The keys in which two fingerprints differ so that equal prompts may get other answers."""
+        keys = {*one, *other} - {*_PROMPT_FIELDS}
+        return tuple(sorted(key for key in keys if one.get(key) != other.get(key)))
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         sources = [name for name in ("prompt_col", "messages_col", "template") if getattr(self, name) is not None]
@@ -278,6 +299,8 @@ class Job(BaseModel):
             raise ValueError(f"--min-tokens {self.min_tokens} is more than --max-tokens {self.max_tokens}")
         if self.long_row_tokens is not None and self.schedule != "chunked":
             raise ValueError(f"--long-row-tokens needs --schedule chunked; under {self.schedule} prompts are not mixed")
+        if self.reuse is not None and self.reuse == self.output:
+            raise ValueError(f"--reuse {self.reuse} is the output itself; give the output of an earlier job")
         if self.preemption == "swap" and self.swap_space == 0:
             raise ValueError("--preemption swap needs room to swap to: raise --swap-space above 0")
         return self
@@ -291,7 +314,7 @@ def _from_outside(name: str, setting: Setting) -> object:
             return (_absolute(value, setting.base),)
         case "inputs", list() | tuple():
             return tuple(_absolute(item, setting.base) if isinstance(item, str | Path) else item for item in value)
-        case "output", str() | Path():
+        case (("output" | "reuse"), str() | Path()):
             return _absolute(value, setting.base)
         case (("model" | "tokenizer"), str() | Path()):
             return _local_model(value, setting.base)

@@ -27,8 +27,10 @@ from batchrun.plan.plan import Plan, load_plan, make_plan
 from batchrun.plan.sharing import decide
 from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
 from batchrun.recall import Recall
+from batchrun.reuse import copied, copy_answers, earlier_job, foresee
 from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
+from batchrun.store.result_files import Shape, check_partitions
 from batchrun.store.store import Store
 from batchrun.tasks.generate import result_schema
 from batchrun.tokenizer import Tokenizer
@@ -41,7 +43,7 @@ _PROGRESS_FILE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class OpenedJob:
     """A job whose inputs and model were found and whose folder is open; nothing is loaded yet."""
 
     job: Job
@@ -61,6 +63,17 @@ class _Opened:
             return schema
         return pa.schema([require_column(schema, name, "--keep-cols") for name in names])
 
+    def check_partitions(self) -> None:
+        """Raises DataError when the values of --partition-by cannot be folders; reads that column once."""
+        name = self.job.partition_by
+        if name is None:
+            return
+        require_column(self.kept, name, "--partition-by")
+        values = pa.nulls(0, self.kept.field(name).type)
+        for batch in scan(self.files, [name], self.job.limit):
+            values = pa.concat_arrays([values, batch.column(1)]).unique()
+            check_partitions(values, name)
+
     def load_tokenizer(self) -> Tokenizer:
         job = self.job
         return load_tokenizer(
@@ -77,11 +90,17 @@ def plan(job: Job, observe: Observe) -> Plan:
     Raises:
         BatchrunError: whatever is wrong with inputs, columns, model or output, before anything has run.
     """
-    opened = _open(job)
+    opened = open_job(job)
+    opened.check_partitions()
+    earlier = earlier_job(job, opened.store, opened.identity)
     with opened.store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
         _take_folder(opened, tokenizer, observe)
-        return _planned(opened, tokenizer, observe)
+        made = _planned(opened, tokenizer, observe)
+    if earlier is not None:
+        num_reused = foresee(earlier, job, made)
+        observe(Message("info", f"{num_reused:,} of {made.summary.num_rows:,} rows are answered by {earlier.at.out}"))
+    return made
 
 
 def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
@@ -109,8 +128,11 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
         BatchrunError: the job is wrong, or a disk or the engine failed; what was committed stays.
     """
     began = time.monotonic()
-    opened = _open(job)
+    opened = open_job(job)
     store = opened.store
+    if not store.is_complete or job.overwrite:
+        opened.check_partitions()
+    earlier = earlier_job(job, store, opened.identity)
     observe = Recall(job, store.at, stop).heeded_by(observe)
     with store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
@@ -118,6 +140,9 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
         if store.is_complete:
             return _outcome(opened, load_plan(store.at.plan), None, began)
         plan = _planned(opened, tokenizer, observe)
+        if earlier is not None:
+            shares_prefixes = decide(job.prefix_caching, plan.summary).is_on
+            copy_answers(earlier, job, plan, store, observe, shares_prefixes=shares_prefixes)
         ran = local.Ran(is_complete=True, counters=Counters(), seconds=0.0)
         if store.num_done() < plan.summary.num_rows:
             with _recording(store, observe) as recorded:
@@ -127,7 +152,8 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
                 observe(_finished("stopped", store, plan, ran, began))
                 raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
-        publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened))
+        shape = Shape(job.partition_by, job.file_size)
+        publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened), shape)
         observe(_finished("completed", store, plan, ran, began))
         return _outcome(opened, plan, ran, began)
 
@@ -138,17 +164,21 @@ def resume(output: Path, observe: Observe, stop: StopRequest) -> Outcome:
     Raises:
         BatchrunError: as `submit`, or there is no such job.
     """
+    return submit(stored_job(output), observe, stop)
+
+
+def stored_job(output: Path) -> Job:
+    """The job that is stored beside `output`. Raises InputMissing when there is none."""
     store = Store.open(output)
     store.at.require_job()
-    stored = dict(store.job) | {"output": str(output), "overwrite": False}
-    return submit(Job.model_validate(stored), observe, stop)
+    return Job.model_validate(dict(store.job) | {"output": str(output), "overwrite": False})
 
 
-def _open(job: Job) -> _Opened:
-    """Everything that can be refused without loading or writing anything."""
+def open_job(job: Job) -> OpenedJob:
+    """Everything that can be refused without loading or writing anything. Raises BatchrunError."""
     files = expand(job.inputs)
     store = Store.open(Path(job.output), overwrite=job.overwrite)
-    opened = _Opened(job, files, _resolve(job), store)
+    opened = OpenedJob(job, files, _resolve(job), store)
     taken = sorted({*opened.kept.names} & {*result_schema(job.output_prefix).names})
     if taken:
         raise DataError(
@@ -162,7 +192,7 @@ def _resolve(job: Job) -> Checkpoint:
     return resolve(job.model, revision=job.revision, cache=cache_folder(), trust_remote_code=job.trust_remote_code)
 
 
-def _tuned(opened: _Opened, observe: Observe) -> Job:
+def _tuned(opened: OpenedJob, observe: Observe) -> Job:
     """The job, with steps as large as `tune` found best where it leaves them open; says so."""
     job = opened.job
     profile = find(cache_folder(), job, opened.checkpoint.spec)
@@ -178,7 +208,7 @@ def _tuned(opened: _Opened, observe: Observe) -> Job:
     return tuned
 
 
-def _take_folder(opened: _Opened, tokenizer: Callable[[], Tokenizer], observe: Observe) -> None:
+def _take_folder(opened: OpenedJob, tokenizer: Callable[[], Tokenizer], observe: Observe) -> None:
     """Makes the folder this job's.
 
     Another job that was there goes only once this one's plan is made, so that one that cannot be planned costs nothing.
@@ -193,11 +223,11 @@ def _take_folder(opened: _Opened, tokenizer: Callable[[], Tokenizer], observe: O
     store.adopt_plan(staged)
 
 
-def _planned(opened: _Opened, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
+def _planned(opened: OpenedJob, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
     return load_plan(opened.store.at.plan) or _make_plan(opened, opened.store.at.plan, tokenizer, observe)
 
 
-def _make_plan(opened: _Opened, folder: Path, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
+def _make_plan(opened: OpenedJob, folder: Path, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
     return make_plan(opened.job, opened.files, tokenizer(), opened.checkpoint.spec, folder, observe)
 
 
@@ -246,7 +276,7 @@ def _saved(store: Store, plan: Plan) -> str:
     return f"{committed}, the tokens of {unfinished:,} unfinished {'row' if unfinished == 1 else 'rows'} are saved"
 
 
-def _footer(opened: _Opened) -> dict[str, str]:
+def _footer(opened: OpenedJob) -> dict[str, str]:
     return {"batchrun.version": __version__, "batchrun.model": opened.checkpoint.spec.name}
 
 
@@ -262,8 +292,9 @@ def _finished(how: Literal["completed", "stopped"], store: Store, plan: Plan, ra
     )
 
 
-def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: float) -> Outcome:
+def _outcome(opened: OpenedJob, plan: Plan | None, ran: local.Ran | None, began: float) -> Outcome:
     done = opened.store.counts()
+    reused = copied(opened.store)
     counters = ran.counters if ran else Counters()
     return Outcome(
         output=opened.store.at.out,
@@ -271,6 +302,8 @@ def _outcome(opened: _Opened, plan: Plan | None, ran: local.Ran | None, began: f
         errors=done.errors,
         error_examples=plan.summary.error_examples if plan else {},
         duplicates=plan.summary.num_duplicates if plan else 0,
+        reused=reused.rows if reused else 0,
+        vanished=reused.vanished if reused else 0,
         prompt_tokens=counters.prompt_tokens,
         computed_tokens=counters.computed_prompt_tokens,
         cached_tokens=counters.cached_tokens,

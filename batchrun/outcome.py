@@ -23,7 +23,8 @@ class Outcome:
     `occupancy` the share of the batch's places that held a running row, over all steps. `latencies` are those of all
     processes that worked on the job. Without `shares_prefixes` rows were not to share any. `max_error_rate` is the
     job's budget, a share of 1; None: no limit. `error_examples` has the message of one such row
-    for each type that was found while planning.
+    for each type that was found while planning. `reused` rows were copied from an earlier job, of which `vanished` rows
+    are not in the input any more; they are counted over all processes. `retried` rows were answered once more.
     """
 
     output: Path
@@ -31,6 +32,9 @@ class Outcome:
     errors: dict[str, int] = field(default_factory=dict)
     error_examples: dict[str, str] = field(default_factory=dict)
     duplicates: int = 0
+    reused: int = 0
+    vanished: int = 0
+    retried: int = 0
     prompt_tokens: int = 0
     computed_tokens: int = 0
     cached_tokens: int = 0

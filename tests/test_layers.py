@@ -22,11 +22,14 @@ ROOMS = {
         "engine.sequence engine.speculation engine.statistics engine.step engine.step_time engine.stopwatch"
     ),
     "model files": "checkpoint conversion digest quiet tokenizer",
-    "job side": "plan store tasks observe frames",
+    "job side": "plan store tasks observe frames reuse",
     "engine": "engine",
     "worker": "worker",
-    "top": "executors lifecycle recall api doctor tune",
-    "front": "cli cli_options cli_report cli_run cli_signals cli_status cli_text cli_tune cli_cancel __main__ __init__",
+    "top": "executors lifecycle recall api doctor tune retry rerun",
+    "front": (
+        "cli cli_cancel cli_export cli_options cli_report cli_retry cli_run cli_signals cli_status cli_text cli_tune "
+        "__main__ __init__"
+    ),
 }
 MAY_IMPORT = {
     "base": {"base"},

@@ -23,8 +23,10 @@ PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 class ParamsReader:
     """Checks the cells of a parameters column: the names, types and limits are those of the job's own options."""
 
-    def __init__(self, base: SamplingParams) -> None:
+    def __init__(self, base: SamplingParams, always: Mapping[str, Any] | None = None) -> None:
+        """`always` are parameters of every row, whatever its cell says."""
         self._base = base
+        self._always = dict(always or {})
         # The job's fields themselves, so that a limit is stated once.
         options: dict[str, Any] = {name: (field.annotation, field) for name, field in _options().items()}
         self._model: type[BaseModel] = create_model(
@@ -39,7 +41,7 @@ class ParamsReader:
         Raises:
             ValueError: the reason, for the row's `invalid_params`.
         """
-        given = {key: value for key, value in _mapping(cell).items() if value is not None}
+        given = {key: value for key, value in _mapping(cell).items() if value is not None} | self._always
         for key in given:
             if key not in PARAM_NAMES:
                 close = nearest(str(key), PARAM_NAMES)

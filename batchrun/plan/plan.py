@@ -8,16 +8,18 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed
 from batchrun.observe.events import Observe, PlanProgress
+from batchrun.plan.cells import row_numbers
 from batchrun.plan.estimate import PeakTokens, element_bytes
 from batchrun.plan.fit import effective_max_model_len
 from batchrun.plan.ids import UniqueIds
@@ -91,6 +93,14 @@ class Plan:
     units: tuple[Unit, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Rows of the input to plan once more, each with these sampling parameters, whatever the row's own say."""
+
+    rows: NDArray[np.int64]  # [num_rows]
+    params: Mapping[str, Any]
+
+
 def make_plan(
     job: "Job",
     files: InputFiles,
@@ -98,10 +108,11 @@ def make_plan(
     spec: "ModelSpec",
     folder: Path,
     observe: Observe | None = None,
+    again: Again | None = None,
 ) -> Plan:
     """Plans the job into `folder`, replacing a plan that is there. Memory is bounded, whatever the input's size.
 
-    The same job, files and tokenizer give the same plan.
+    The same job, files and tokenizer give the same plan. With `again` it has some of the rows only.
 
     Raises:
         DataError: a column, template or id that does not fit, or a file that cannot be decoded.
@@ -109,7 +120,7 @@ def make_plan(
         UsageError: options that the model cannot serve.
         StorageFailed: the plan cannot be written.
     """
-    renderer = PromptRenderer(job, tokenizer, spec, files.schema)
+    renderer = PromptRenderer(job, tokenizer, spec, files.schema, again.params if again else None)
     for name, option in ((job.id_col, "--id-col"), *((name, "--keep-cols") for name in job.keep_cols or ())):
         if name is not None:
             require_column(files.schema, name, option)
@@ -117,7 +128,7 @@ def make_plan(
     try:
         shutil.rmtree(staging, ignore_errors=True)
         (staging / "scratch").mkdir(parents=True)
-        planner = _Planner(job, renderer, spec, staging, observe or _ignore)
+        planner = _Planner(job, renderer, spec, staging, observe or _ignore, again)
         planner.render(files)
         planner.order()
         plan = planner.finish()
@@ -173,7 +184,13 @@ class _Planner:
     """Carries out the stages one after the other."""
 
     def __init__(
-        self, job: "Job", renderer: PromptRenderer, spec: "ModelSpec", staging: Path, observe: Observe
+        self,
+        job: "Job",
+        renderer: PromptRenderer,
+        spec: "ModelSpec",
+        staging: Path,
+        observe: Observe,
+        again: Again | None,
     ) -> None:
         self._job = job
         self._renderer = renderer
@@ -187,12 +204,15 @@ class _Planner:
         self._peak = PeakTokens(job.max_num_seqs or _USUAL_NUM_SEQS)
         self._tally = _Tally()
         self._folder = staging
+        self._again = again
+        self._id_column = job.id_col or renderer.id_column
 
     def render(self, files: InputFiles) -> None:
         """Every row becomes tokens to be sorted, or a failed row."""
         ids = self._ids()
-        columns = [*self._renderer.columns, *([self._job.id_col] if self._job.id_col else [])]
-        for batch in scan(files, columns, self._job.limit):
+        columns = [*self._renderer.columns, *([self._id_column] if self._id_column else [])]
+        for whole in scan(files, columns, self._job.limit):
+            batch = self._wanted(whole)
             rendered = self._renderer.render(batch)
             self._keep(rendered)
             if ids is not None:
@@ -229,12 +249,18 @@ class _Planner:
         )
         return Plan(self._folder, summary, tuple(units))
 
+    def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._again is None:
+            return batch
+        return batch.filter(pa.array(np.isin(row_numbers(batch), self._again.rows)))
+
     def _ids(self) -> UniqueIds | None:
-        if self._job.id_col is None:
+        # Of some of the rows nothing is to be proved: all of them were seen before.
+        if self._id_column is None or self._again is not None:
             return None
         folder = self._scratch / "ids"
         folder.mkdir()
-        return UniqueIds(self._job.id_col, folder)
+        return UniqueIds(self._id_column, folder)
 
     def _keep(self, rendered: Rendered) -> None:
         tally = self._tally
@@ -283,14 +309,19 @@ def _ignore(event: object) -> None:
 
 def _publish(plan: Plan, staging: Path, folder: Path) -> None:
     """Contents first, then the name: after a crash the folder is whole or not there."""
-    units = [{**asdict(unit), "path": unit.path.name} for unit in plan.units]
-    stored = {"format": _FORMAT, "summary": asdict(plan.summary), "units": units}
-    (staging / _PLAN_FILE).write_text(json.dumps(stored, indent=1), encoding="utf-8")
-    for path in (*(unit.path for unit in plan.units), staging / _PLAN_FILE, staging):
-        _sync(path)
+    write_plan(plan, staging)
     shutil.rmtree(folder, ignore_errors=True)
     staging.rename(folder)
     _sync(folder.parent)
+
+
+def write_plan(plan: Plan, folder: Path) -> None:
+    """Writes what `load_plan` reads beside the units' files, which lie in `folder`, and makes all of it durable."""
+    units = [{**asdict(unit), "path": unit.path.name} for unit in plan.units]
+    stored = {"format": _FORMAT, "summary": asdict(plan.summary), "units": units}
+    (folder / _PLAN_FILE).write_text(json.dumps(stored, indent=1), encoding="utf-8")
+    for path in (*(unit.path for unit in plan.units), folder / _PLAN_FILE, folder):
+        _sync(path)
 
 
 def _sync(path: Path) -> None:

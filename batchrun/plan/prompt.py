@@ -3,7 +3,7 @@
 Knows nothing of files, sorting or engines. Whatever is wrong with one row becomes that row's `RowError`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.errors import DataError, RowError, UsageError
+from batchrun.plan.batch_requests import CUSTOM_ID, BatchRequests
 from batchrun.plan.cells import column_values, row_numbers
 from batchrun.plan.fit import MARGIN_TOKENS, Fit
 from batchrun.plan.params import ParamsReader, can_hold_params
@@ -45,8 +46,15 @@ class Rendered:
 class PromptRenderer:
     """Turns record batches of `columns` into token ids."""
 
-    def __init__(self, job: "Job", tokenizer: "Tokenizer", spec: "ModelSpec", schema: pa.Schema) -> None:
-        """`schema` is the input's.
+    def __init__(
+        self,
+        job: "Job",
+        tokenizer: "Tokenizer",
+        spec: "ModelSpec",
+        schema: pa.Schema,
+        always: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`schema` is the input's; `always` are sampling parameters of every row, whatever its own say.
 
         Raises:
             DataError: a column is missing or of the wrong type, or the template does not fit the columns.
@@ -58,7 +66,8 @@ class PromptRenderer:
         self._check_chat(job, spec.name)
         self._system = job.system
         self._params_col = job.params_col
-        self._params = ParamsReader(job.sampling)
+        self._params = ParamsReader(job.sampling, always)
+        self._has_params = job.params_col is not None or bool(always) or isinstance(self._source, BatchRequests)
         if job.params_col is not None:
             kind = require_column(schema, job.params_col, "--params-col").type
             if not can_hold_params(kind):
@@ -70,6 +79,11 @@ class PromptRenderer:
         """The input columns that `render` reads."""
         params = () if self._params_col is None else (self._params_col,)
         return tuple(dict.fromkeys((*self._source.columns, *params)))
+
+    @property
+    def id_column(self) -> str | None:
+        """The column that names a row where the job does not say so."""
+        return CUSTOM_ID if isinstance(self._source, BatchRequests) else None
 
     @property
     def label(self) -> str:
@@ -103,7 +117,7 @@ class PromptRenderer:
             raise UsageError(f"{model} has no chat template: give one with --chat-template, or --chat off")
         if self._uses_chat:
             return
-        if isinstance(self._source, MessagesColumn):
+        if isinstance(self._source, MessagesColumn | BatchRequests):
             raise UsageError(f"{self._source.label} need a chat template, and {model} has none: --chat-template FILE")
         if job.system is not None:
             raise UsageError("--system needs a chat template; without one, write the text into --template")
@@ -111,19 +125,26 @@ class PromptRenderer:
     def _row_params(self, batch: pa.RecordBatch) -> tuple[list[str | None], list[RowError | None]]:
         params: list[str | None] = [None] * len(batch)
         errors: list[RowError | None] = [None] * len(batch)
-        if self._params_col is None:
+        if not self._has_params:
             return params, errors
         rows = row_numbers(batch).tolist()
-        for index, cell in enumerate(column_values(batch, self._params_col)):
+        for index, cell in enumerate(self._params_cells(batch)):
             if isinstance(cell, RowError):
                 errors[index] = RowError("invalid_params", cell.message)
                 continue
             try:
                 params[index] = self._params.overrides(cell)
             except ValueError as error:
-                message = f"row {rows[index]}: column {self._params_col!r}: {error}; correct it, or null for the job's"
+                where = "" if self._params_col is None else f"column {self._params_col!r}: "
+                message = f"row {rows[index]}: {where}{error}; correct it, or null for the job's"
                 errors[index] = RowError("invalid_params", message)
         return params, errors
+
+    def _params_cells(self, batch: pa.RecordBatch) -> "Sequence[Any | RowError]":
+        """What each row says of its parameters: in the column for them, or in its own request."""
+        if self._params_col is not None:
+            return column_values(batch, self._params_col)
+        return self._source.params(batch) if isinstance(self._source, BatchRequests) else [None] * len(batch)
 
     def _texts(self, batch: pa.RecordBatch, errors: list[RowError | None]) -> list[str]:
         """The text to tokenise of each row, "" for those that failed; adds to `errors`."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from batchrun.errors import DataError, RowError
+from batchrun.plan.batch_requests import BatchRequests, is_batch_schema
 from batchrun.plan.cells import column_values, is_text, row_numbers
+from batchrun.plan.conversation import checked
 from batchrun.plan.source import require_column
 from batchrun.plan.template import TemplatePrompt
 
@@ -31,8 +33,8 @@ class PromptSource(Protocol):
         ...
 
 
-def prompt_source(job: "Job", schema: pa.Schema) -> "TextColumn | MessagesColumn | TemplatePrompt":
-    """The source that the job names; when it names none, a column called prompt, messages or text.
+def prompt_source(job: "Job", schema: pa.Schema) -> "TextColumn | MessagesColumn | BatchRequests | TemplatePrompt":
+    """The source that the job names; when it names none, batch requests or a column called prompt, messages or text.
 
     Raises:
         DataError: a column that is missing or of the wrong type, or a template that does not fit the columns.
@@ -43,6 +45,8 @@ def prompt_source(job: "Job", schema: pa.Schema) -> "TextColumn | MessagesColumn
         return MessagesColumn(job.messages_col, schema)
     if job.prompt_col is not None:
         return TextColumn(job.prompt_col, schema)
+    if is_batch_schema(schema):
+        return BatchRequests()
     for name in _DEFAULT_COLUMNS:
         if name in schema.names:
             return MessagesColumn(name, schema) if name == "messages" else TextColumn(name, schema)
@@ -103,7 +107,7 @@ class MessagesColumn:
                 what = "null" if value is None else "empty"
                 message = f"row {row}: column {self._name!r} is {what}; fill it or filter the row out"
                 return RowError("empty_prompt", message)
-            return _checked(messages)
+            return checked(messages)
         except ValueError as error:
             return RowError("template_error", f"row {row}: column {self._name!r}: {error}; correct it")
 
@@ -122,18 +126,3 @@ def _parsed(text: str) -> Any:
         raise ValueError(f"not JSON ({error})") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def _checked(messages: Any) -> "Conversation":
-    """The messages without their null fields; ValueError says what is wrong with them."""
-    if not isinstance(messages, list):
-        raise ValueError(f"should be a list of messages, not {type(messages).__name__}")
-    checked = []
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise ValueError(f"message {number} should have role and content, not be {type(message).__name__}")
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise ValueError(f"message {number}: {key!r} should be text, not {type(message.get(key)).__name__}")
-        checked.append({key: value for key, value in message.items() if value is not None})
-    return checked

@@ -54,14 +54,14 @@ class JsonReader:
     """
 
     def schema(self, path: Path) -> pa.Schema:
-        pieces = [pa.schema([])]
-        for piece, line in _pieces(path):
+        known = [pa.schema([])]
+        for piece, line in pieces(path):
             found = _read_json(piece, line, None).schema
-            pieces = [pa.unify_schemas([*pieces, _plain(found)], promote_options="permissive")]
-        return pieces[0]
+            known = [pa.unify_schemas([*known, _plain(found)], promote_options="permissive")]
+        return known[0]
 
     def batches(self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        for piece, line in _pieces(path):
+        for piece, line in pieces(path):
             table = _read_json(piece, line, schema)
             missing = [name for name in columns if name not in table.column_names]
             for name in missing:
@@ -110,7 +110,7 @@ def _column_name(chunk: pq.ColumnChunkMetaData, columns: set[str]) -> str:
     return path if path in columns else path.partition(".")[0]
 
 
-def _pieces(path: Path) -> Iterator[tuple[bytes, int]]:
+def pieces(path: Path) -> Iterator[tuple[bytes, int]]:
     """Whole lines, about 16 MiB at a time, with the number of lines before them; blank pieces are left out."""
     line = 0
     rest: list[bytes] = []

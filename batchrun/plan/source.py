@@ -18,11 +18,17 @@ import pyarrow as pa
 
 from batchrun.errors import DataError, InputMissing, UsageError
 from batchrun.nearest import nearest
+from batchrun.plan.batch_requests import BatchRequestReader, is_batch_file
 from batchrun.plan.readers import CsvReader, JsonReader, ParquetReader, Reader
 
 ROW_IDX = pa.field("row_idx", pa.int64(), nullable=False)
 
-_READERS: dict[str, Reader] = {"Parquet": ParquetReader(), "JSON Lines": JsonReader(), "CSV": CsvReader()}
+_READERS: dict[str, Reader] = {
+    "Parquet": ParquetReader(),
+    "JSON Lines": JsonReader(),
+    "CSV": CsvReader(),
+    "batch requests": BatchRequestReader(),
+}
 _SUFFIXES = {
     ".parquet": "Parquet", ".pq": "Parquet", ".jsonl": "JSON Lines", ".ndjson": "JSON Lines", ".json": "JSON Lines",
     ".csv": "CSV", ".tsv": "CSV",
@@ -82,7 +88,17 @@ def expand(inputs: Iterable[str]) -> InputFiles:
     if "Parquet" in formats:
         for file in files:
             _check_magic(file.path)
-    return InputFiles(tuple(files), next(iter(formats)))
+    return InputFiles(tuple(files), "batch requests" if _are_batch_requests(files) else next(iter(formats)))
+
+
+def _are_batch_requests(files: list[InputFile]) -> bool:
+    """Whether all of them hold requests of the OpenAI Batch API, which are JSON Lines too."""
+    return all(_format(file.path) == "JSON Lines" and _holds_batch_requests(file.path) for file in files)
+
+
+def _holds_batch_requests(path: Path) -> bool:
+    with _named(path):
+        return is_batch_file(path)
 
 
 def schema(files: InputFiles) -> pa.Schema:

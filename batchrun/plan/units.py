@@ -101,13 +101,23 @@ class UnitWriter:
         self._pending = pending.slice(num_rows).to_batches()
         self._keep_len, self._work = self._keep_len[num_rows:], self._work[num_rows:]
         path = self._path(len(self._units))
-        _write_table(table, path)
-        num_tokens = sum(len(chunk.flatten()) for chunk in table.column("token_ids").chunks)
-        num_duplicates = sum(len(chunk.flatten()) for chunk in table.column("duplicates").chunks)
-        self._units.append(Unit(len(self._units), path, num_rows, num_tokens, num_rows + num_duplicates))
+        self._units.append(write_unit(table, len(self._units), path))
 
     def _path(self, index: int) -> Path:
-        return self._folder / f"unit-{index:05d}.arrow"
+        return self._folder / unit_name(index)
+
+
+def unit_name(index: int) -> str:
+    """The name of a unit's file."""
+    return f"unit-{index:05d}.arrow"
+
+
+def write_unit(table: pa.Table, index: int, path: Path) -> Unit:
+    """Writes rows (`UNIT_SCHEMA`) as the unit of this index. Raises OSError."""
+    _write_table(table, path)
+    num_tokens = sum(len(chunk.flatten()) for chunk in table.column("token_ids").chunks)
+    num_duplicates = sum(len(chunk.flatten()) for chunk in table.column("duplicates").chunks)
+    return Unit(index, path, len(table), num_tokens, len(table) + num_duplicates)
 
 
 def read_unit(unit: Unit) -> pa.Table:

@@ -93,6 +93,26 @@ class Layout:
         return self.folder / "manifest.json"
 
     @property
+    def retry(self) -> Path:
+        """Which rows run again, and with what changed; means something while their answers are not published."""
+        return self.folder / "retry.json"
+
+    @property
+    def next(self) -> Path:
+        """A plan, parts and `retry`, on their way to the places of those before: whoever finds them moves them on."""
+        return self.folder / "next"
+
+    @property
+    def reused(self) -> Path:
+        """What was copied from an earlier job, written when all of it is committed; decides nothing but that."""
+        return self.folder / "reused.json"
+
+    @property
+    def vanished(self) -> Path:
+        """Rows of that earlier job which the input does not have any more."""
+        return self.folder / "vanished.parquet"
+
+    @property
     def ready(self) -> Path:
         """A finished result on its way to OUT: whoever finds it there moves it on."""
         return self.folder / "ready"
@@ -110,7 +130,7 @@ class Layout:
     @property
     def is_complete(self) -> bool:
         """Whether OUT holds the answers of the job in the job folder."""
-        return (self.out / FIRST_FILE).is_file() and self.job.is_file() and not self.overwriting.exists()
+        return (self.out / self._first_file).is_file() and self.job.is_file() and not self.overwriting.exists()
 
     @property
     def was_published(self) -> bool:
@@ -123,6 +143,12 @@ class Layout:
         with suppress(OSError):
             return abs(time.time() - self.lock.stat().st_mtime) <= LEASE_S
         return False
+
+    @property
+    def _first_file(self) -> str:
+        """Of OUT; with folders by a column's values it lies in one of them."""
+        files = _read_hint(self.manifest).get("files") or [{"name": FIRST_FILE}]
+        return str(files[0]["name"])
 
     def require_job(self) -> None:
         """Raises InputMissing when there is no job, StorageFailed when that cannot be told."""

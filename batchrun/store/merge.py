@@ -41,6 +41,11 @@ class MergedParts:
         taken = taken.combine_chunks()
         return taken.take(np.argsort(row_indices(taken), kind="stable"))
 
+    def find(self, rows: NDArray[np.int64]) -> pa.Table:
+        """The rows with these indices, ascending, as far as they are there; whether they were taken does not matter."""
+        found = pa.concat_tables([self._schema.empty_table(), *(run.find(rows) for run in self._runs)])
+        return found.take(np.argsort(row_indices(found), kind="stable"))
+
     @property
     def num_left(self) -> int:
         """Rows not taken yet."""
@@ -68,6 +73,13 @@ class _Run:
         # A view of a memory-mapped column: the search touches a few pages, not the whole run.
         self.position = int(np.searchsorted(row_indices(self.table), stop))
         return self.table.slice(start, self.position - start)
+
+    def find(self, rows: NDArray[np.int64]) -> pa.Table:
+        own = row_indices(self.table)
+        places = np.searchsorted(own, rows)
+        inside = places < len(own)
+        places, wanted = places[inside], rows[inside]
+        return self.table.take(places[own[places] == wanted])
 
 
 def _runs(parts: Iterable[Part], schema: pa.Schema, run_bytes: int) -> Iterator[pa.Table]:

@@ -3,7 +3,7 @@
 The first column of a part is the row's index, whatever its name; the other columns are the task's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed
 from batchrun.store.counts import COUNTS_KEY, Counts, PartDamaged
+from batchrun.store.durable import sync_file, sync_folder
 from batchrun.store.layout import Part
 
 JOB_ID_KEY = "batchrun.job_id"
@@ -46,6 +47,33 @@ def read_part(part: Part, schema: pa.Schema) -> pa.Table:
         raise PartDamaged(part.path, f"columns {table.schema.names} instead of {schema.names}")
     with _damage(part):
         return table.cast(schema)
+
+
+def write_without(parts: Iterable[Part], rows: NDArray[np.int64], folder: Path, job_id: str) -> None:
+    """The same parts in `folder`, which exists, without `rows`: those that lose none are the same file, durable all.
+
+    Raises PartDamaged, or OSError for what cannot be written.
+    """
+    for part in parts:
+        is_left = ~np.isin(read_row_idx(part, job_id), rows)
+        path = folder / part.path.name
+        if is_left.all():
+            path.hardlink_to(part.path)
+        elif is_left.any():
+            with _damage(part), _open(part) as file:
+                table = file.read()
+            write_part(table.filter(pa.array(is_left)), path, job_id)
+            sync_file(path)
+    sync_folder(folder)
+
+
+def read_answered(part: Part, schema: pa.Schema) -> NDArray[np.int64]:
+    """The rows of one part that did not fail; int64 [num_rows]. `schema` is the parts'. Raises PartDamaged."""
+    index, error = schema.names[0], next(name for name in schema.names if name.endswith("error"))
+    with _damage(part), _open(part) as file:
+        table = file.read(columns=[index, error])
+    answered = table.filter(pc.is_null(table.column(error)))
+    return np.asarray(answered.column(index).to_numpy(), dtype=np.int64)
 
 
 def _count_errors(table: pa.Table) -> dict[str, int]:

@@ -4,7 +4,6 @@ Reads the input a second time, in step with the sorted results, so that memory d
 nothing of models or prompts.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -13,20 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed
-from batchrun.store.durable import new_name, remove, storage_errors, sync_file, sync_folder, write_file
+from batchrun.store.durable import new_name, remove, storage_errors, sync_folder, write_file
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import JOB_ID_KEY, read_row_idx
+from batchrun.store.result_files import ResultFiles, Shape
 from batchrun.store.store import Store
 
 _WINDOW_ROWS = 16_384
-_GROUP_ROWS = 65_536
-_GROUP_BYTES = 64 << 20
-_FILE_ROWS = 16 * _GROUP_ROWS
-_FILE_BYTES = 256 << 20
 _NUM_NAMED = 5
 
 
@@ -45,6 +40,7 @@ def publish(
     kept: pa.Schema,
     results: pa.Schema,
     metadata: Mapping[str, str],
+    shape: Shape | None = None,
 ) -> Publication:
     """Writes OUT: the `kept` columns of the input, then the `results` columns of the parts; every input row once.
 
@@ -64,7 +60,7 @@ def publish(
             spill.mkdir()
         merged = MergedParts(store.at.list_parts(), results, spill)
         footer = {**metadata, JOB_ID_KEY: store.job_id}
-        files = _Files(staging, pa.schema([*kept, *results], metadata=footer))
+        files = ResultFiles(staging, pa.schema([*kept, *results], metadata=footer), shape or Shape())
         num_rows = 0
         for window in _windows(batches):
             rows = merged.take(num_rows + window.num_rows)
@@ -74,7 +70,7 @@ def publish(
         if merged.num_left:
             raise _foreign_rows(merged.num_left, f"from row_idx {num_rows} on")
         written = files.close()
-        _expose(store, staging, written)
+        _expose(store, staging, written, files.schema)
         return Publication(store.at.out, num_rows, len(written))
     finally:
         # Also after a full disk: what cannot be published must not hold the space that the next try needs.
@@ -139,68 +135,18 @@ def _named(rows: NDArray[np.int64]) -> str:
     return shown if len(rows) <= _NUM_NAMED else f"{shown} … ({len(rows)} rows)"
 
 
-def _expose(store: Store, staging: Path, written: list[dict[str, str | int]]) -> None:
+def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], schema: pa.Schema) -> None:
     """From a finished folder to OUT. Before the rename to `ready` nothing is published; after it, OUT will be."""
     at = store.at
     # Whoever has taken the job over meanwhile swept `staging` if it was there before, and is told here if it was not.
     store.check_lease()
     with storage_errors(at.folder):
-        # The folder's names before its own name; the files were synced one by one.
-        sync_folder(staging)
+        # The folders' names before their own; the files were synced one by one.
+        for folder in (*(path for path in staging.iterdir() if path.is_dir()), staging):
+            sync_folder(folder)
+        manifest = {"files": written, "schema": {field.name: str(field.type) for field in schema}}
         # Before `ready`, so that a published OUT always has its manifest; without OUT a manifest means nothing.
-        write_file(at.manifest, json.dumps({"files": written}, indent=1).encode(), at.tmp)
+        write_file(at.manifest, json.dumps(manifest, indent=1).encode(), at.tmp)
         staging.rename(at.ready)
         sync_folder(at.folder)
     store.reveal()
-
-
-class _Files:
-    """Parquet files of a bounded size in one folder. Where they are cut depends on the rows alone."""
-
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._folder = folder
-        self._schema = schema
-        self._pending = schema.empty_table()
-        self._writer: pq.ParquetWriter | None = None
-        self._file_rows = 0
-        self._written: list[dict[str, str | int]] = []
-
-    def append(self, columns: list[pa.Array | pa.ChunkedArray]) -> None:
-        table = pa.Table.from_arrays(columns, schema=self._schema)
-        self._pending = pa.concat_tables([self._pending, table])
-        while self._pending.num_rows >= _GROUP_ROWS or self._pending.nbytes >= _GROUP_BYTES:
-            self._write(self._pending.slice(0, _GROUP_ROWS))
-            self._pending = self._pending.slice(_GROUP_ROWS)
-
-    def close(self) -> list[dict[str, str | int]]:
-        """Writes what is left, at least one file; returns the name, rows and digest of each."""
-        if self._pending.num_rows or not self._written:
-            self._write(self._pending)
-        self._finish_file()
-        return self._written
-
-    @property
-    def _path(self) -> Path:
-        return self._folder / f"part-{len(self._written):05d}.parquet"
-
-    def _write(self, group: pa.Table) -> None:
-        with storage_errors(self._path):
-            if self._writer is None:
-                self._writer = pq.ParquetWriter(self._path, self._schema, compression="zstd", write_page_checksum=True)
-            self._writer.write_table(group, row_group_size=_GROUP_ROWS)
-            self._file_rows += group.num_rows
-            is_full = self._file_rows >= _FILE_ROWS or self._path.stat().st_size >= _FILE_BYTES
-        if is_full:
-            self._finish_file()
-
-    def _finish_file(self) -> None:
-        if self._writer is None:
-            return
-        path = self._path
-        with storage_errors(path):
-            self._writer.close()
-            sync_file(path)
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self._written.append({"name": path.name, "num_rows": self._file_rows, "sha256": digest})
-        self._writer, self._file_rows = None, 0

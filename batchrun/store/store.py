@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.errors import JobMismatch, OutputRefused, StoppedEarly, StorageFailed
-from batchrun.store import partial, suspects, target
+from batchrun.store import partial, succession, suspects, target
 from batchrun.store.counts import Counts, total
 from batchrun.store.durable import link_if_absent, new_name, remove, storage_errors, sync_folder, write_file
 from batchrun.store.layout import Layout, read_json
@@ -155,6 +155,19 @@ class Store:
         with storage_errors(self.at.plan):
             staged.rename(self.at.plan)
             sync_folder(self.at.folder)
+
+    def take_back(self, staged: Path) -> None:
+        """Puts the plan, parts and `retry.json` in the folder `staged` in the place of those that are there.
+
+        `staged` is on the same disk, whole and durable. Rows that are in none of its parts are to be done again; OUT
+        keeps the answers of before until the new ones are published. A crash leaves all of the old or all of the new.
+        Raises StorageFailed.
+        """
+        assert self._lease, "take_back() belongs inside lock()"
+        self.check_lease()
+        succession.begin(self.at, staged)
+        succession.finish(self.at)
+        self._next_seq.clear()
 
     def done(self, unit: int) -> NDArray[np.int64]:
         """The rows of `unit` that are in a part; int64 [num_done]. From here on this store commits after them.
@@ -304,6 +317,7 @@ class Store:
             holder = {"pid": os.getpid(), "host": socket.gethostname()}
             write_file(at.holder, json.dumps(holder).encode(), at.tmp)
         self.reveal()
+        succession.finish(at)
 
     def _leave(self, created: list[Path]) -> None:
         """What a holder does last; the lock itself it still has."""
@@ -324,7 +338,8 @@ class Store:
             at.overwriting.touch()
             sync_folder(at.folder)
         # The job before what belongs to it: a plan without a job is swept here, a job with half a plan would fail.
-        for path in (at.job, at.ready, at.plan, at.parts, at.partial, at.suspects, at.stuck, at.progress, at.manifest):
+        belongings = (at.ready, at.plan, at.parts, at.partial, at.suspects, at.stuck, at.progress, at.manifest)
+        for path in (at.job, *belongings, at.reused, at.vanished, at.retry):
             self.check_lease()
             remove(path)
             if path == at.job:

@@ -12,7 +12,7 @@ from batchrun.errors import OutputRefused
 from batchrun.store.durable import new_name, remove, sync_folder
 from batchrun.store.layout import FIRST_FILE, Layout
 
-_RESULT_FILE = re.compile(r"part-\d{5,}\.parquet")
+_RESULT_FILE = re.compile(r"([^/]+=[^/]*/)?part-\d{5,}\.parquet|[^/]+=[^/]*/")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
@@ -35,10 +35,11 @@ def refuse_foreign(at: Layout, *, overwrite: bool) -> None:
     """Raises OutputRefused when OUT, which exists, is not a result that this job may have or replace."""
     if not at.out.is_dir():
         raise OutputRefused(f"{at.out} is not a folder; move it, or choose another -o")
-    names = {path.name for path in at.out.iterdir()}
+    paths = list(at.out.rglob("*"))
+    names = [path.relative_to(at.out).as_posix() + "/" * path.is_dir() for path in paths]
     strange = sorted(name for name in names if not _RESULT_FILE.fullmatch(name))
     # Also with `overwrite`: a folder with anything else in it is never ours to delete.
-    if strange or FIRST_FILE not in names:
+    if strange or FIRST_FILE not in {path.name for path in paths}:
         if at.was_published:
             raise _damaged(at, strange)
         raise OutputRefused(f"{at.out} exists and is not a result of batchrun; move it, or choose another -o")

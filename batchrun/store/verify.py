@@ -37,7 +37,9 @@ class VerifyReport:
 
 
 def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
-    """Checks OUT against its manifest and its plan: digests, one schema, row indices 0, 1, … n - 1 in order.
+    """Checks OUT against its manifest and its plan: digests, the schema, row indices 0, 1, … n - 1 in order.
+
+    Where OUT has folders by a column's values, the order is that within each folder.
 
     Raises:
         InputMissing: there is no such job.
@@ -53,29 +55,33 @@ def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
         of = "an unknown number of" if planned is None else planned
         problem = f"{out} is not complete: {done.rows} of {of} rows have a result; run the same command again"
         return VerifyReport(str(out), done.rows, planned, done.failed, 0, (problem,))
-    scan = _Scan(index_column)
-    for name, entry in _expected(at).items():
+    expected, schema = _expected(at)
+    scan = _Scan(index_column, schema, is_partitioned=any("/" in name for name in expected))
+    for name, entry in expected.items():
         scan.read(at.out / name, entry)
-    for path in sorted(set(at.out.iterdir()) - {at.out / name for name in _expected(at)}):
+    found = {path for path in at.out.rglob("*") if not path.is_dir()}
+    for path in sorted(found - {at.out / name for name in expected}):
         scan.problems.append(f"{path} is not part of the result; move it away")
-    if planned is not None and scan.next_row != planned:
-        scan.problems.append(f"{scan.next_row} rows instead of the {planned} that were planned")
+    scan.finish(planned)
     if scan.problems:
         scan.problems.append(f"move {out} away and run the same command again: every row's result is kept")
     return VerifyReport(str(out), scan.num_rows, planned, done.failed, scan.num_files, tuple(scan.problems))
 
 
-def _expected(at: Layout) -> dict[str, dict[str, Any]]:
+def _expected(at: Layout) -> tuple[dict[str, dict[str, Any]], dict[str, str] | None]:
+    """The files by name, and the types of their columns by name, where the manifest has them."""
     manifest = read_json(at.manifest) or {"files": []}
-    return {str(entry["name"]): entry for entry in manifest["files"]}
+    return {str(entry["name"]): entry for entry in manifest["files"]}, manifest.get("schema")
 
 
 class _Scan:
     """Reads the files of OUT one after the other and collects what is wrong, one line a problem."""
 
-    def __init__(self, index_column: str) -> None:
+    def __init__(self, index_column: str, schema: dict[str, str] | None, *, is_partitioned: bool) -> None:
         self._index_column = index_column
-        self._schema: pa.Schema | None = None
+        self._schema = schema
+        self._rows: list[NDArray[np.int64]] | None = [] if is_partitioned else None
+        self._folder: Path | None = None
         self.problems: list[str] = []
         self.num_files = 0
         self.num_rows = 0
@@ -96,17 +102,30 @@ class _Scan:
 
     def _read_rows(self, path: Path) -> None:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            schema = file.schema_arrow.remove_metadata()
-            if self._schema is not None and schema != self._schema:
-                self.problems.append(f"{path} has other columns than the files before it")
+            schema = {field.name: str(field.type) for field in file.schema_arrow}
+            if self._schema is not None and list(schema.items()) != list(self._schema.items()):
+                self.problems.append(f"{path} has other columns than were written: {_difference(schema, self._schema)}")
             self._schema = self._schema or schema
-            if self._index_column not in schema.names:
+            if self._index_column not in schema:
                 self.problems.append(f"{path} has no column {self._index_column}")
                 return
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
                 self._check(path, np.asarray(batch.column(self._index_column).to_numpy(), dtype=np.int64))
 
+    def finish(self, planned: int | None) -> None:
+        """Whether all rows were found; every one of `planned` once."""
+        if self._rows is not None:
+            rows = np.sort(np.concatenate([np.empty(0, np.int64), *self._rows]))
+            if not np.array_equal(rows, np.arange(len(rows))):
+                self.problems.append("a row is there twice or missing")
+            self.next_row = len(rows)
+        if planned is not None and self.next_row != planned:
+            self.problems.append(f"{self.next_row} rows instead of the {planned} that were planned")
+
     def _check(self, path: Path, rows: NDArray[np.int64]) -> None:
+        if self._rows is not None:
+            self._check_order(path, rows)
+            return
         wrong = np.flatnonzero(rows != np.arange(self.next_row, self.next_row + len(rows)))
         if len(wrong):
             due = self.next_row + int(wrong[0])
@@ -114,3 +133,19 @@ class _Scan:
         self.num_rows += len(rows)
         # From what was found: one row too many or too few is one problem, not one for every batch after it.
         self.next_row = int(rows[-1]) + 1 if len(rows) else self.next_row
+
+    def _check_order(self, path: Path, rows: NDArray[np.int64]) -> None:
+        """In a folder of its own: ascending; whether all are there is seen at the end."""
+        assert self._rows is not None
+        before = self._rows[-1][-1:] if self._rows and path.parent == self._folder else rows[:0]
+        if (np.diff(np.concatenate([before, rows])) <= 0).any():
+            self.problems.append(f"{path}: rows are not in the input's order")
+        self._folder = path.parent
+        self._rows.append(rows)
+        self.num_rows += len(rows)
+
+
+def _difference(found: dict[str, str], expected: dict[str, str]) -> str:
+    names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
+    what = [f"{name} {found.get(name, 'missing')} instead of {expected.get(name, 'none')}" for name in names]
+    return ", ".join(what) or "in another order"

@@ -109,7 +109,11 @@ def test_flag_variable_and_file_meet(library: Library, run: Run, tmp_path: Path)
         ),
         (["resume"], "Missing argument 'OUT'."),
         (["plann", "a"], "no such command 'plann'; did you mean 'plan'?"),
-        (["zzzz"], "no such command 'zzzz'; there are plan, submit, resume, cancel, tune, status, verify, doctor"),
+        (
+            ["zzzz"],
+            "no such command 'zzzz'; "
+            "there are plan, submit, resume, cancel, retry, tune, status, verify, export, doctor",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_and_nothing_runs(
@@ -254,7 +258,7 @@ def test_resume_goes_to_the_stored_job_of_an_absolute_folder(library: Library, r
 
 def test_the_list_of_commands_cuts_no_description(run: Run) -> None:
     listed = run("--help").stdout.split("Commands:")[1].splitlines()
-    assert len([line for line in listed if line.strip()]) == 8
+    assert len([line for line in listed if line.strip()]) == 10
     assert [line for line in listed if line.endswith("...")] == []
 
 
@@ -268,7 +272,7 @@ def test_help_of_submit_explains_inputs_default_columns_and_variables(run: Run) 
         assert said in shown
 
 
-@pytest.mark.parametrize("name", ["plan", "submit", "resume", "status", "verify", "doctor"])
+@pytest.mark.parametrize("name", ["plan", "submit", "resume", "retry", "status", "verify", "export", "doctor"])
 def test_every_help_ends_with_an_example(run: Run, name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0

@@ -13,9 +13,11 @@ from batchrun.engine.step import NO_TOKEN
 from batchrun.errors import DataError, EngineFailed, JobMismatch, OutputRefused, StoppedEarly
 from batchrun.observe.events import Message
 from batchrun.plan.plan import load_plan
+from batchrun.retry import retry
 from batchrun.stop import AT_ONCE, StopRequest
 from batchrun.store.status import status
 from batchrun.store.store import Store
+from batchrun.store.verify import verify
 from tests.run.conftest import EchoJob, echo_text, ignore
 
 
@@ -274,3 +276,32 @@ def test_text_does_not_depend_on_prefix_caching(echo_job, tmp_path, is_diverse, 
         assert outcome.shares_prefixes == (mode == "on" or (mode == "auto" and not is_diverse))
     assert preemptions > 0
     assert recomputed["auto"] <= recomputed["on"]
+
+
+def test_a_partitioned_result_resumes_is_retried_and_refuses_another_shape(echo_job):
+    job = echo_job(40)
+    table = pq.read_table(job.source).append_column("lang", pa.array(["en", "de"] * 20))
+    pq.write_table(table, job.source)
+    with pytest.raises(DataError, match=r"--partition-by: the input has no column 'langs'; did you mean 'lang'\?"):
+        job.submit(partition_by="langs")
+    job.submit(partition_by="lang", max_tokens=20)
+    assert sorted(path.name for path in job.out.iterdir()) == ["lang=de", "lang=en"]
+    assert job.submit(partition_by="lang", max_tokens=20).already_complete
+    with pytest.raises(JobMismatch, match="partition_by"):
+        job.submit(max_tokens=20)
+    assert retry(job.out, "lang = 'de'", {"max_tokens": 5}, ignore, StopRequest()).retried == 20
+    assert verify(job.out).is_ok
+    found = {
+        row["row_idx"]: row["text"] for path in job.out.rglob("*.parquet") for row in pq.read_table(path).to_pylist()
+    }
+    assert found == {row: echo_text(prompt, 5 if row % 2 else 20) for row, prompt in enumerate(job.prompts)}
+
+
+def test_an_input_without_rows_gives_a_complete_job_without_rows(echo_job):
+    job = echo_job(3)
+    pq.write_table(pq.read_table(job.source).slice(0, 0), job.source)
+    outcome = job.submit()
+    assert (outcome.rows, outcome.already_complete) == (0, False)
+    assert job.rows() == []
+    assert pq.read_table(job.out).schema.names[:4] == ["id", "prompt", "row_idx", "text"]
+    assert job.submit().already_complete

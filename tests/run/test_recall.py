@@ -94,13 +94,13 @@ def test_what_is_no_deadline_is_refused(tmp_path, deadline):
 
 
 def test_job_stops_at_its_deadline_and_the_same_command_goes_on(echo_job):
-    job = echo_job(3000)
-    stopped = job.call("submit", *SLOW, "--deadline", "6s", "--drain-timeout", "1s")
+    job = echo_job(12_000)
+    stopped = job.call("submit", *SLOW, "--deadline", "3s", "--drain-timeout", "1s")
     assert stopped.returncode == 75, stopped.stderr
     assert "stopped by --deadline: " in stopped.stderr
     assert not job.out.exists()
     assert job.call("submit", *SLOW).returncode == 0
-    assert len(job.rows()) == 3000
+    assert len(job.rows()) == 12_000
 
 
 def test_cancel_stops_the_running_process_and_is_forgotten_afterwards(echo_job):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from batchrun.store import publish as publishing
+from batchrun.store import result_files
 from batchrun.store.publish import publish
 from batchrun.store.store import Store
 
@@ -78,10 +79,15 @@ class Bench:
         return {str(path.relative_to(self.out.parent)): path.read_bytes() if path.is_file() else None for path in below}
 
     @staticmethod
-    def publish(store: Store, batches: Sequence[pa.RecordBatch], kept: pa.Schema | None = None) -> int:
+    def publish(
+        store: Store,
+        batches: Sequence[pa.RecordBatch],
+        kept: pa.Schema | None = None,
+        shape: result_files.Shape | None = None,
+    ) -> int:
         """Publishes and returns the number of rows; keeps every column of `batches` unless told otherwise."""
         schema = kept or pa.schema(list(batches[0].schema)[1:])
-        return publish(store, iter(batches), schema, RESULTS, {"batchrun.model": "echo"}).num_rows
+        return publish(store, iter(batches), schema, RESULTS, {"batchrun.model": "echo"}, shape).num_rows
 
 
 def _inputs(num_rows: int, num_batches: int = 1) -> list[pa.RecordBatch]:
@@ -105,5 +111,5 @@ def inputs() -> Callable[..., list[pa.RecordBatch]]:
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of 189 rows in groups of 63, from windows of 17."""
     monkeypatch.setattr(publishing, "_WINDOW_ROWS", 17)
-    monkeypatch.setattr(publishing, "_GROUP_ROWS", 63)
-    monkeypatch.setattr(publishing, "_FILE_ROWS", 3 * 63)
+    monkeypatch.setattr(result_files, "_GROUP_ROWS", 63)
+    monkeypatch.setattr(result_files, "_FILE_ROWS", 3 * 63)

@@ -236,3 +236,53 @@ with bench.working() as store:
     for folder in folders:
         with in_folder(bench, folder).working() as store:
             assert store.load_partial() in ({1: (1,), 2: (2,)}, {2: (2, 3)})
+
+
+def test_answers_taken_back_and_replaced_killed_anywhere_are_the_old_or_the_new(bench, inputs, deaths):
+    """And whatever was in reach of the one that died is done again by the next: no row is lost, none is there twice."""
+    with bench.working() as store:
+        bench.plan(store, 4)
+        bench.commit(store, 0, [3, 0])
+        bench.commit(store, 0, [2, 1], failed=[1])
+        store.save_partial({1: (7, 7)})
+        bench.publish(store, inputs(4))
+    old = ["answer 0", None, "answer 2", "answer 3"]
+    new = [f"answer {row}" for row in range(4)]
+
+    folders = deaths("""
+import numpy as np
+from batchrun.store.parts import write_without
+with bench.working() as store:
+    staged = store.at.tmp / "staged"
+    (staged / "plan").mkdir(parents=True)
+    (staged / "plan" / "plan.json").write_text('{"summary": {"num_rows": 4}, "units": [1]}')
+    (staged / "parts").mkdir()
+    write_without(store.at.list_parts(), np.array([1]), staged / "parts", store.job_id)
+    (staged / "retry.json").write_text("{}")
+    store.take_back(staged)
+    bench.commit(store, 1, [1])
+    bench.publish(store, [pa.record_batch({"row_idx": range(4), "name": [f"row {i}" for i in range(4)]})])
+""")
+
+    seen = []
+    for folder in folders:
+        again = in_folder(bench, folder)
+        readable = again.out if again.out.exists() else folder / "out.batchrun" / "replaced"
+        seen.append(texts(readable))
+        assert seen[-1] in (old, new)
+        with again.working() as store:
+            done = sorted([*store.done(0).tolist(), *store.done(1).tolist()])
+            is_taken_back = text(store.at.plan / "plan.json") != '{"summary": {"num_rows": 4}, "units": []}'
+            assert done == ([0, 1, 2, 3] if not is_taken_back or store.is_complete or 1 in done else [0, 2, 3])
+            assert store.is_complete or is_taken_back
+            assert (store.load_partial() == {}) == is_taken_back
+            if not store.is_complete:
+                if 1 not in done:
+                    store.commit(1, bench.results([1]))
+                bench.publish(store, inputs(4))
+        assert texts(again.out) == (new if is_taken_back else old)
+        assert verify(again.out).problems == ()
+        assert not store.at.next.exists()
+    assert seen[0] == old
+    assert seen[-1] == new
+    assert len(folders) > 60

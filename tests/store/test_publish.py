@@ -9,9 +9,11 @@ import pytest
 
 from batchrun.errors import StorageFailed
 from batchrun.store import publish as publishing
+from batchrun.store import result_files
 from batchrun.store.counts import PartDamaged
 from batchrun.store.merge import MergedParts
 from batchrun.store.publish import publish
+from batchrun.store.result_files import Shape
 from batchrun.store.verify import verify
 
 
@@ -198,11 +200,10 @@ def test_files_have_a_bounded_number_of_rows_and_follow_each_other(bench, inputs
 
 def test_files_have_a_bounded_size(bench, inputs, monkeypatch):
     monkeypatch.setattr(publishing, "_WINDOW_ROWS", 50)
-    monkeypatch.setattr(publishing, "_GROUP_BYTES", 4_000)
-    monkeypatch.setattr(publishing, "_FILE_BYTES", 8_000)
+    monkeypatch.setattr(result_files, "_GROUP_BYTES", 4_000)
     with bench.working() as store:
         bench.commit_shuffled(store, 3000, 4, seed=4)
-        bench.publish(store, inputs(3000))
+        bench.publish(store, inputs(3000), shape=Shape(file_bytes=8_000))
 
     sizes = [file.stat().st_size for file in sorted(bench.out.iterdir())]
     assert len(sizes) > 3
@@ -266,7 +267,7 @@ def test_memory_does_not_grow_with_the_job(bench, tmp_path, monkeypatch):
     """64 MB of answers through runs and row groups of 2 MB: a publication that gathers them would hold them all."""
     num_rows, text = 16_000, "x" * 4_000
     monkeypatch.setattr(publishing, "_WINDOW_ROWS", 100)
-    monkeypatch.setattr(publishing, "_GROUP_BYTES", 2 << 20)
+    monkeypatch.setattr(result_files, "_GROUP_BYTES", 2 << 20)
     monkeypatch.setattr(
         publishing, "MergedParts", lambda parts, schema, spill: MergedParts(parts, schema, spill, run_bytes=2 << 20)
     )
