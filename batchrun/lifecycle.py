@@ -7,7 +7,7 @@ goes on where the last one stopped, and returns at once when the job is complete
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan, load_plan, make_plan
 from batchrun.plan.sharing import decide
 from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
+from batchrun.report.recorder import recording
 from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
 from batchrun.store.store import Store
@@ -117,7 +118,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
         plan = _planned(opened, tokenizer, observe)
         ran = local.Ran(is_complete=True, counters=Counters(), seconds=0.0)
         if store.num_done() < plan.summary.num_rows:
-            with _recording(store, observe) as recorded:
+            with _recording(store, observe) as told, recording(store.at, told) as recorded:
                 tuned = _tuned(opened, observe)
                 ran = local.run(tuned, plan, opened.checkpoint, tokenizer(), store, recorded, stop)
             if not ran.is_complete:
@@ -212,7 +213,7 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
         nonlocal written_at
         observe(event)
         if isinstance(event, RunProgress):
-            latest.update(asdict(event) | {"latencies": (before + event.latencies).to_dict()})
+            latest.update(_said(event) | {"latencies": (before + event.latencies).to_dict()})
             if time.monotonic() - written_at >= _PROGRESS_FILE_EVERY_S:
                 store.write_progress(latest)
                 written_at = time.monotonic()
@@ -232,6 +233,24 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
             # The disk is what failed the job, most likely; its own error is on the way already.
             if ending != "failed":
                 raise
+
+
+def _said(event: RunProgress) -> dict[str, object]:
+    """What `status` shows of a run: its figures, in one object."""
+    counters, statistics = event.statistics.counters, event.statistics
+    return {
+        "rows_done": event.rows_done,
+        "rows_total": event.rows_total,
+        "rows_failed": event.rows_failed,
+        "tokens_done": event.tokens_done,
+        "tokens_total": event.tokens_total,
+        "hit_rate": counters.hit_rate,
+        "kv_usage": statistics.kv_usage,
+        "preemptions": counters.preemptions,
+        "num_running": statistics.num_running,
+        "elapsed_s": event.elapsed_s,
+        "output_tokens": counters.output_tokens,
+    }
 
 
 def _saved(store: Store, plan: Plan) -> str:

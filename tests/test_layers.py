@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[1]
 
 # A module belongs to the first room with a matching name, itself or a package above it.
 ROOMS = {
-    "base": "errors engine.request latency model_spec job settings nearest stop outcome",
+    "base": "errors engine.request engine.statistics latency model_spec job settings nearest stop outcome",
     "engine core": (
         "engine.admission engine.blocks engine.block_manager engine.echo engine.lane engine.lengths engine.next_step "
         "engine.policies engine.preemption engine.radix engine.running engine.scheduler engine.sequence "
-        "engine.speculation engine.statistics engine.step engine.step_time engine.stopwatch"
+        "engine.speculation engine.step engine.step_time engine.stopwatch"
     ),
     "model files": "checkpoint conversion digest quiet tokenizer",
-    "job side": "plan store tasks observe frames",
+    "job side": "plan store tasks observe report frames",
     "engine": "engine",
     "worker": "worker",
     "top": "executors lifecycle api doctor tune",

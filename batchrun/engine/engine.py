@@ -15,7 +15,7 @@ from batchrun.engine.statistics import Statistics
 from batchrun.engine.step import Launched, Runner, ScheduledBatch
 from batchrun.engine.stop import Decode, StopStrings
 from batchrun.engine.stopwatch import Stopwatch
-from batchrun.latency import Latencies
+from batchrun.latency import Latencies, RowTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Engine:
         self._stopwatch.end(flight.batch, now)
         for completion in completions:
             self._stops.forget(completion.row_idx)
-            self._stopwatch.forget(completion.row_idx)
+            self._stopwatch.finish(completion, now)
         return completions
 
     def stop_admitting(self) -> tuple[Request, ...]:
@@ -132,6 +132,10 @@ class Engine:
     def latencies(self) -> Latencies:
         """What rows have waited for their tokens; a snapshot."""
         return self._stopwatch.latencies
+
+    def slowest_rows(self) -> tuple[RowTime, ...]:
+        """The finished rows that took longest; the slowest first."""
+        return self._stopwatch.slowest
 
     def check(self) -> None:
         """States every invariant between two steps; for tests."""

@@ -57,6 +57,23 @@ class Layout:
         return self.folder / "progress.json"
 
     @property
+    def series(self) -> Path:
+        """What the processes of the job did over time."""
+        return self.folder / "series.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.prom"
+
+    @property
+    def summary(self) -> Path:
+        return self.folder / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
     def lock(self) -> Path:
         return self.folder / "lock"
 

@@ -304,7 +304,8 @@ class Store:
         # The job before what belongs to it: a plan without a job is swept here, a job with half a plan would fail.
         remove(at.job)
         sync_folder(at.folder)
-        for path in (at.ready, at.plan, at.parts, at.partial, at.progress, at.manifest):
+        told = (at.progress, at.series, at.metrics, at.summary, at.report)
+        for path in (at.ready, at.plan, at.parts, at.partial, at.manifest, *told):
             remove(path)
         self._next_seq.clear()
 
