@@ -23,6 +23,8 @@ _COMMANDS = {
     "resume": "batchrun.cli_run",
     "tune": "batchrun.cli_tune",
     "status": "batchrun.cli_status",
+    "list": "batchrun.cli_list",
+    "report": "batchrun.cli_status",
     "verify": "batchrun.cli_status",
     "doctor": "batchrun.cli_status",
 }

@@ -26,7 +26,7 @@ ROOMS = {
     "engine": "engine",
     "worker": "worker",
     "top": "executors lifecycle api doctor tune",
-    "front": "cli cli_options cli_report cli_run cli_signals cli_status cli_text cli_tune __main__ __init__",
+    "front": "cli cli_list cli_options cli_report cli_run cli_signals cli_status cli_text cli_tune __main__ __init__",
 }
 MAY_IMPORT = {
     "base": {"base"},

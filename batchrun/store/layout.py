@@ -45,6 +45,11 @@ class Layout:
         return self.folder / "plan"
 
     @property
+    def estimate(self) -> Path:
+        """What `batchrun plan` foretold of the run."""
+        return self.plan / "estimate.json"
+
+    @property
     def parts(self) -> Path:
         return self.folder / "parts"
 
@@ -141,11 +146,11 @@ class Layout:
 
     def read_progress(self) -> dict[str, Any]:
         """What the running process last said; empty when nothing readable is there."""
-        return _read_hint(self.progress)
+        return read_hint(self.progress)
 
     def read_holder(self) -> dict[str, Any]:
         """`pid` and `host` of whoever took the lock last; empty when nothing readable is there."""
-        return _read_hint(self.holder)
+        return read_hint(self.holder)
 
 
 def named_by(path: Path) -> Path:
@@ -158,7 +163,7 @@ def named_by(path: Path) -> Path:
     )
 
 
-def _read_hint(path: Path) -> dict[str, Any]:
+def read_hint(path: Path) -> dict[str, Any]:
     """For files that decide nothing: a damaged one is as good as none."""
     with suppress(StorageFailed):
         return read_json(path) or {}
