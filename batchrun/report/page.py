@@ -136,7 +136,7 @@ def _tiles(facts: Facts) -> list[tuple[str, str, str]]:
         ("Batch", f"{total.num_running:,.0f}", f"rows at a time, {limit:,} at most"),
         ("KV pool", f"{total.kv_usage:.0%}", f"in use, {total.kv_peak:.0%} at most"),
         ("Preempted", f"{counters.preemptions:,}", f"{counters.recomputed_tokens:,} tokens computed twice"),
-        ("Reused", f"{plan.get('num_duplicates', 0):,}", "rows that are copies of others"),
+        ("Copies", f"{plan.get('num_duplicates', 0):,}", "rows that got another row's answer"),
     ]
 
 
