@@ -17,7 +17,9 @@ from batchrun.store.listing import Listed, list_jobs
 @click.argument("folder", metavar="[DIR]", default=".")
 @click.option("--json", "is_json", is_flag=True, envvar="BATCHRUN_JSON", help="One JSON object on stdout.")
 def list(folder: str, is_json: bool) -> None:
-    """All jobs below DIR: how far each is, what failed, when it was last heard of; the latest first.
+    """All jobs below DIR, the latest first.
+
+    Says how far each is, what failed and when it was last heard of. DIR is the current folder unless given.
 
     \b
     Example:

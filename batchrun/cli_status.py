@@ -88,9 +88,9 @@ def verify(output: str, is_json: bool) -> None:
 @click.argument("output", metavar="OUT")
 @_as_json
 def report(output: str, is_json: bool) -> None:
-    """Write OUT.batchrun/report.html, a page that says how the job went and why; print its path.
+    """Write a page about how the job went; print its path.
 
-    With --json, print summary.json instead, which lies beside it. Both are written at the end of every run too.
+    It is OUT.batchrun/report.html. With --json, print summary.json instead, which lies beside it. Both are written at the end of every run too.
 
     \b
     Example:

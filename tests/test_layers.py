@@ -109,11 +109,11 @@ def test_foreign_imports_stay_in_their_rooms(module: str) -> None:
         assert foreign - set(sys.stdlib_module_names) <= ONLY[own]
 
 
-def test_status_needs_the_standard_library_and_click_only() -> None:
-    """What `status` imports, followed through our own modules at their top level."""
+def test_status_and_list_need_the_standard_library_and_click_only() -> None:
+    """What they import, followed through our own modules at their top level."""
     seen: set[str] = set()
     foreign: set[str] = set()
-    waiting = ["batchrun.cli", "batchrun.cli_status"]
+    waiting = ["batchrun.cli", "batchrun.cli_status", "batchrun.cli_list"]
     while waiting:
         module = waiting.pop()
         seen.add(module)

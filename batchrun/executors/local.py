@@ -79,6 +79,7 @@ def run(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             shares_prefixes=sharing.is_on,
+            is_gpu=runner.is_gpu,
         )
     )
     task = GenerateTask(job, tokenizer, max_model_len, shares_prefixes=sharing.is_on)

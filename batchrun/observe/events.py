@@ -50,6 +50,7 @@ class RunBegan:
     max_num_seqs: int
     max_num_batched_tokens: int
     shares_prefixes: bool
+    is_gpu: bool
 
 
 @dataclass(frozen=True, slots=True)

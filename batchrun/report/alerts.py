@@ -16,6 +16,7 @@ _FULL_TIME = 0.05  # a share of the run that is more than a moment
 _HIT_RATE = 0.30
 _MOST_NODES = 50_000
 _SPREAD = 3.0
+_CORES = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class _Seen:
     total: Sample
     samples: tuple[Sample, ...]
     shares_prefixes: bool
+    is_gpu: bool
     max_num_seqs: int
     best_hit_rate: float
 
@@ -58,7 +60,12 @@ def judge(series: Series, best_hit_rate: float) -> tuple[Verdict, ...]:
         return ()
     facts = series.runs[-1].facts
     seen = _Seen(
-        total, series.samples, bool(facts.get("shares_prefixes")), int(facts.get("max_num_seqs", 0)), best_hit_rate
+        total=total,
+        samples=series.samples,
+        shares_prefixes=bool(facts.get("shares_prefixes")),
+        is_gpu=bool(facts.get("is_gpu")),
+        max_num_seqs=int(facts.get("max_num_seqs", 0)),
+        best_hit_rate=best_hit_rate,
     )
     order: list[State] = ["alert", "hint", "unknown", "ok"]
     return tuple(sorted(_verdicts(seen), key=lambda verdict: order.index(verdict.state)))
@@ -72,6 +79,7 @@ def _verdicts(seen: _Seen) -> Iterator[Verdict]:
     yield _tree(seen)
     yield _spread(seen)
     yield _balance(seen)
+    yield _processor(seen)
 
 
 def _preemptions(seen: _Seen) -> Verdict:
@@ -160,11 +168,25 @@ def _balance(seen: _Seen) -> Verdict:
     """Arithmetic above 90 % and memory below 50 % would say that prompts take too large a share of the steps."""
     counters = seen.total.counters
     prompts = counters.computed_prompt_tokens / max(counters.computed_tokens, 1)
-    cores = seen.total.busy_s / max(seen.total.seconds, 1e-9)
     return Verdict(
         "arithmetic and bandwidth in balance",
         "unknown",
-        f"prompts are {prompts:.0%} of the computed tokens; the process kept {cores:.1f} processor cores busy",
+        f"prompts are {prompts:.0%} of the computed tokens",
         "not arithmetic above 90% with memory bandwidth below 50%",
         "neither is counted on this device",
+    )
+
+
+def _processor(seen: _Seen) -> Verdict:
+    """On a CPU the engine never waits for anything: with less than a core, somebody else has taken it."""
+    cores = seen.total.busy_s / max(seen.total.seconds, 1e-9)
+    is_starved = not seen.is_gpu and cores < _CORES
+    return Verdict(
+        "processor time",
+        "hint" if is_starved else "ok",
+        f"{cores:.1f} cores busy for this process",
+        "where a CPU computes" if seen.is_gpu else f"at least {_CORES:.1f} cores",
+        "other programs took the processor: run them at another time, or give the job cores of its own"
+        if is_starved
+        else "",
     )

@@ -47,6 +47,11 @@ def compared(plan: Mapping[str, Any], estimate: Mapping[str, Any], series: Serie
         Compared("output tokens", "tokens", estimate.get("output_tokens"), counters.output_tokens),
         Compared("tokens computed", "tokens", estimate.get("computed_tokens"), counters.computed_tokens),
         Compared("steps", "steps", estimate.get("steps"), counters.steps),
-        Compared("peak KV", "bytes", estimate.get("peak_kv_bytes", plan["peak_kv_bytes"]), series.peak_kv_bytes),
+        Compared(
+            "peak KV" if estimate else "peak KV, at most",
+            "bytes",
+            estimate.get("peak_kv_bytes", plan["peak_kv_bytes"]),
+            series.peak_kv_bytes,
+        ),
         Compared("time in the engine", "seconds", estimate.get("run_s"), total.seconds),
     )

@@ -1,7 +1,7 @@
 """All that is known of a job, gathered from its folder: what the report, its summary and the alerts are made of."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def gather(out: Path) -> Facts:
     series = read(at.series)
     parts = [part.path for part in at.list_parts()]
     return Facts(
-        status=now,
+        status=replace(now, output=str(out.absolute())),
         job=job,
         plan=plan,
         prefixes=tuple(read_prefixes(at.plan)),

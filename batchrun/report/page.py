@@ -3,6 +3,7 @@
 Decides what is said; how it looks is the template's and the pictures' affair.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -83,10 +84,11 @@ def render(facts: Facts) -> str:
         prefixes=_prefixes(facts),
         prefix_map=prefix_map(facts.prefixes, facts.plan.get("num_unique", 0), title="shared prefixes"),
         compared=[_compared(each) for each in facts.compared],
-        runs=[_run(run) for run in facts.series.runs],
+        runs=[_run(run, before) for run, before in zip(facts.series.runs, (None, *facts.series.runs), strict=False)],
         options=_options(facts.job),
         words_of_state=_WORDS_OF_STATE,
         version=__version__,
+        written=_moment(time.time()),
     )
 
 
@@ -105,7 +107,7 @@ def _headline(facts: Facts) -> dict[str, Any]:
         rows = f"all {done:,} rows"
     said = [f"{rows} done" + (f", {counts.failed:,} of them failed" if counts.failed else ", none failed")]
     if counts.failed and kind == "good":
-        kind = "warn"
+        kind, title = "warn", f"Complete, with {_counted(counts.failed, 'failed row')}"
     alerts = sum(verdict.state == "alert" for verdict in facts.verdicts)
     hints = sum(verdict.state == "hint" for verdict in facts.verdicts)
     if facts.verdicts:
@@ -115,7 +117,7 @@ def _headline(facts: Facts) -> dict[str, Any]:
 
 
 def _counted(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}" if number else ""
+    return f"{number:,} {name}{'' if number == 1 else 's'}" if number else ""
 
 
 def _tiles(facts: Facts) -> list[tuple[str, str, str]]:
@@ -172,13 +174,21 @@ def _figures(facts: Facts) -> list[_Figure]:
     def share(value: float) -> str:
         return f"{value:.0%}"
 
+    def tick(value: float) -> str:
+        return f"{value:,.0f}s" if value >= 1 else short_duration(value)
+
     def plain(value: float) -> str:
         return f"{value / 1000:,.3g}k" if value >= 10_000 else f"{value:,.3g}"
 
     computed = Line("prompt tokens computed", "b", rate("computed_prompt_tokens"))
     output = Line("output tokens", "a", rate("output_tokens"), is_filled=True)
     running = Line("running", "a", lambda sample: sample.num_running, is_filled=True)
-    waiting = Line("waiting in the engine", "b", lambda sample: sample.num_waiting)
+    num_rows = facts.plan.get("num_rows", 0)
+    left = Line("left", "a", lambda sample: float(num_rows - sample.rows_done), is_filled=True)
+    cores = Line(
+        "cores", "a", lambda sample: sample.busy_s / sample.seconds if sample.seconds else None, is_filled=True
+    )
+    most_rows = series.runs[-1].facts.get("max_num_seqs", 0)
     usage = Line("mean", "a", lambda sample: sample.kv_usage, is_filled=True)
     peak = Line("peak", "b", lambda sample: sample.kv_peak)
     hits = Line("hit rate", "a", _hit_rate, is_filled=True)
@@ -192,18 +202,20 @@ def _figures(facts: Facts) -> list[_Figure]:
     latencies = total.latencies
     return [
         figure("Throughput", "tokens a second", [output, computed], plain),
-        figure("Rows", "at a time", [running, waiting], plain),
+        figure("Batch", f"rows at a time; dashed: at most {most_rows:,}", [running], plain, top=1.25 * most_rows,
+               limit=most_rows),
+        figure("Queue", "rows of the job that have no result yet", [left], plain),
         figure("KV pool", "share in use; dashed: where an alert begins", [usage, peak], share, top=1.0, limit=0.85),
         figure("Prefix hits", f"share of prompt tokens; dashed: the plan's {best:.0%}", [hits], share, top=1.0,
                limit=best),
         figure("Time to first token", _percentiles(latencies.first_token), [
             Line("p50", "a", waited("first_token", 50)), Line("p99", "b", waited("first_token", 99))
-        ], short_duration, is_log=True),
+        ], tick, is_log=True),
         figure("Time per token", _percentiles(latencies.per_token), [
             Line("p50", "a", waited("per_token", 50)), Line("p99", "b", waited("per_token", 99))
-        ], short_duration, is_log=True),
-        *([figure("Preemptions", "rows that had to leave, a second", [preempted], plain)]
-          if total.counters.preemptions else []),
+        ], tick, is_log=True),
+        figure("Preemptions", "rows a second that had to leave the batch", [preempted], plain),
+        figure("Processor", "cores that the process kept busy", [cores], plain),
     ]  # fmt: skip
 
 
@@ -277,12 +289,13 @@ def _compared(each: Compared) -> dict[str, Any]:
     }
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: Run, before: Run | None) -> dict[str, Any]:
     total = run.total
     return {
         "at": _moment(run.at),
         "ended": _ENDINGS.get(run.ended, run.ended),
         "is_bad": run.ended in (None, "failed"),
+        "idle_s": max(0.0, run.at - before.ended_at) if before else 0.0,
         "load_s": run.load_s,
         "seconds": run.seconds,
         "output_tokens": total.counters.output_tokens if total else 0,

@@ -54,7 +54,7 @@ class Recorder:
         self._clock = clock
         self._busy = busy
         self._began_at = clock()
-        self._busy_s = busy()
+        self._busy_s = 0.0
         before = read(at.series)
         self._before = before.total
         self._num_samples = len(before.samples)
@@ -75,6 +75,7 @@ class Recorder:
         match event:
             case RunBegan():
                 self._facts = event
+                self._busy_s = self._busy()
                 self._append(began_line(self._began_at, self._clock() - self._began_at, asdict(event)))
             case RunProgress():
                 self._take(event)

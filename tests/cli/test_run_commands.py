@@ -109,7 +109,7 @@ def test_flag_variable_and_file_meet(library: Library, run: Run, tmp_path: Path)
         ),
         (["resume"], "Missing argument 'OUT'."),
         (["plann", "a"], "no such command 'plann'; did you mean 'plan'?"),
-        (["zzzz"], "no such command 'zzzz'; there are plan, submit, resume, tune, status, verify, doctor"),
+        (["zzzz"], "no such command 'zzzz'; there are plan, submit, resume, tune, status, list, report, verify, doctor"),
     ],
 )
 def test_wrong_usage_is_one_line_and_nothing_runs(
@@ -254,7 +254,7 @@ def test_resume_goes_to_the_stored_job_of_an_absolute_folder(library: Library, r
 
 def test_the_list_of_commands_cuts_no_description(run: Run) -> None:
     listed = run("--help").stdout.split("Commands:")[1].splitlines()
-    assert len([line for line in listed if line.strip()]) == 7
+    assert len([line for line in listed if line.strip()]) == 9
     assert [line for line in listed if line.endswith("...")] == []
 
 

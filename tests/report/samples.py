@@ -5,10 +5,10 @@ from batchrun.latency import Histogram, Latencies, RowTime
 from batchrun.observe.events import RunBegan, RunProgress
 from batchrun.report.series import Run, Sample, Series
 
-BEGAN = RunBegan("tiny <b>", 4096, 1 << 20, 8, 64, True)
+BEGAN = RunBegan("tiny <b>", 4096, 1 << 20, 8, 64, True, is_gpu=False)
 FACTS = {
     "model": "tiny <b>", "pool_tokens": 4096, "pool_bytes": 1 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64,
-    "shares_prefixes": True,
+    "shares_prefixes": True, "is_gpu": False,
 }  # fmt: skip
 
 

@@ -53,6 +53,9 @@ def verdict(rule: str, found: Series, best_hit_rate: float = 0.8) -> Verdict:
         ("first tokens in turn", [waited(1.0, 1.0, 2.8)], {}, "ok"),
         ("first tokens in turn", [waited(1.0, 1.0, 3.3)], {}, "hint"),
         ("arithmetic and bandwidth in balance", [CALM], {}, "unknown"),
+        ("processor time", [replace(CALM, seconds=10.0, busy_s=7.1)], {}, "ok"),
+        ("processor time", [replace(CALM, seconds=10.0, busy_s=6.9)], {}, "hint"),
+        ("processor time", [replace(CALM, seconds=10.0, busy_s=6.9)], {"is_gpu": True}, "ok"),
     ],
 )  # fmt: skip
 def test_rule(rule: str, samples: list[Sample], facts: dict[str, object], state: State) -> None:

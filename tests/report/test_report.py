@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import subprocess
 import time
 from collections import Counter
 from html.parser import HTMLParser
@@ -13,13 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batchrun import lifecycle
 from batchrun.observe.events import Event, Message
 from batchrun.plan.prefixes import read_prefixes
 from batchrun.report.facts import gather
 from batchrun.report.report import write_report
 from batchrun.report.series import read
+from batchrun.stop import StopRequest
 from batchrun.store.layout import Layout
-from tests.run.conftest import EchoJob, environment
+from tests.run.conftest import EchoJob
 from tests.run.conftest import echo_job as echo_job
 
 NASTY = "</title><script>alert('p')</script>\x1b]0;title\x07\x1b[31m{{ 7 * 7 }}"
@@ -55,9 +56,6 @@ def nasty(tmp_path: Path) -> EchoJob:
 
 def test_a_job_leaves_a_report_and_says_where(echo_job) -> None:
     job, events = echo_job(300), list[Event]()
-    from batchrun import lifecycle
-    from batchrun.stop import StopRequest
-
     lifecycle.submit(job.job(max_tokens=30), events.append, StopRequest())
     at = Layout(job.out)
     said = [event.text for event in events if isinstance(event, Message)]
@@ -148,8 +146,6 @@ def test_a_killed_and_resumed_job_shows_both_runs_and_the_gap(echo_job) -> None:
 
 def test_a_planned_job_has_a_report_too(echo_job) -> None:
     job = echo_job(30)
-    from batchrun import lifecycle
-
     lifecycle.plan(job.job(), lambda event: None)
     page = write_report(job.out).page.read_text()
     assert "Planned, not run yet" in page
@@ -170,16 +166,3 @@ def test_report_command_prints_the_path_or_the_summary(echo_job) -> None:
     assert json.loads(job.call("report", str(job.out), "--json").stdout)["status"] == "completed"
     missing = job.call("report", str(job.folder / "none"))
     assert (missing.returncode, missing.stdout) == (66, "")
-
-
-def test_report_imports_neither_torch_nor_transformers(echo_job) -> None:
-    job = echo_job(30)
-    job.submit()
-    code = (
-        "import sys\nfrom batchrun.cli import batchrun\n"
-        f"try: batchrun(['report', {str(job.out)!r}])\nexcept SystemExit as end: assert not end.code\n"
-        "print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
-    )
-    command = [job.command("report")[0], "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
-    assert result.stdout.splitlines()[-1] == "[]"
