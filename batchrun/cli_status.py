@@ -90,7 +90,8 @@ def verify(output: str, is_json: bool) -> None:
 def report(output: str, is_json: bool) -> None:
     """Write a page about how the job went; print its path.
 
-    It is OUT.batchrun/report.html. With --json, print summary.json instead, which lies beside it. Both are written at the end of every run too.
+    It is OUT.batchrun/report.html. With --json, print summary.json instead, which lies beside it. Both are written at
+    the end of every run too.
 
     \b
     Example:

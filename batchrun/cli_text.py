@@ -45,7 +45,7 @@ def latency_lines(latencies: Mapping[str, Any]) -> list[tuple[str, str]]:
 def compared_lines(compared: Sequence[Compared]) -> list[tuple[str, str]]:
     """A line for each figure that was foretold, with what came."""
     foretold = [each for each in compared if each.predicted is not None]
-    lines = [f"{each.name} {_amount(each, each.predicted)} · {_amount(each, each.actual)} so far" for each in foretold]
+    lines = [f"{each.name} {_amount(each, each.predicted)} · came to {_amount(each, each.actual)}" for each in foretold]
     return [("foretold" if at == 0 else "", line) for at, line in enumerate(lines)]
 
 

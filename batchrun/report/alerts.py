@@ -13,6 +13,7 @@ State = Literal["ok", "hint", "alert", "unknown"]
 _PREEMPTED = 0.01
 _POOL_FULL, _POOL_LOW = 0.85, 0.70
 _FULL_TIME = 0.05  # a share of the run that is more than a moment
+_BATCH_FILLED, _POOL_USED = 0.50, 0.40
 _HIT_RATE = 0.30
 _MOST_NODES = 50_000
 _SPREAD = 3.0
@@ -75,6 +76,7 @@ def _verdicts(seen: _Seen) -> Iterator[Verdict]:
     yield _preemptions(seen)
     yield _pool(seen)
     yield _room(seen)
+    yield _batch(seen)
     yield _hits(seen)
     yield _tree(seen)
     yield _spread(seen)
@@ -124,6 +126,22 @@ def _room(seen: _Seen) -> Verdict:
         f"pool {seen.total.kv_usage:.0%}, {seen.total.num_running:,.0f} of at most {seen.max_num_seqs:,} rows running",
         f"pool {_POOL_LOW:.0%} to {_POOL_FULL:.0%} without a preemption, and the batch full",
         "raise --max-num-seqs: the pool has room for more rows at a time" if could else "",
+    )
+
+
+def _batch(seen: _Seen) -> Verdict:
+    """Rows wait although the batch has places: something else than its size holds them back."""
+    total = seen.total
+    is_small = total.num_waiting >= 1 and total.num_running < _BATCH_FILLED * seen.max_num_seqs
+    by_memory = total.kv_usage > _POOL_USED
+    advice = "the pool holds no more rows: raise --kv-cache-memory" if by_memory else "raise --max-num-batched-tokens"
+    return Verdict(
+        "batch filled",
+        "hint" if is_small else "ok",
+        f"{total.num_running:,.0f} of at most {seen.max_num_seqs:,} rows running, {total.num_waiting:,.0f} waiting, "
+        f"pool {total.kv_usage:.0%}",
+        f"at least {_BATCH_FILLED:.0%} of the places, while rows wait",
+        advice if is_small else "",
     )
 
 

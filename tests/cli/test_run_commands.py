@@ -109,7 +109,10 @@ def test_flag_variable_and_file_meet(library: Library, run: Run, tmp_path: Path)
         ),
         (["resume"], "Missing argument 'OUT'."),
         (["plann", "a"], "no such command 'plann'; did you mean 'plan'?"),
-        (["zzzz"], "no such command 'zzzz'; there are plan, submit, resume, tune, status, list, report, verify, doctor"),
+        (
+            ["zzzz"],
+            "no such command 'zzzz'; there are plan, submit, resume, tune, status, list, report, verify, doctor",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_and_nothing_runs(

@@ -54,8 +54,8 @@ def test_status_says_what_was_foretold_and_what_came() -> None:
         Compared("time in the engine", "seconds", None, 61.0),
     ]
     assert status_text(DONE, at_s=0.0, compared=compared).splitlines()[2:4] == [
-        "foretold  steps 1,200 · 1,300 so far",
-        "          peak KV 1.0MiB · 1.5MiB so far",
+        "foretold  steps 1,200 · came to 1,300",
+        "          peak KV 1.0MiB · came to 1.5MiB",
     ]
 
 

@@ -43,6 +43,9 @@ def verdict(rule: str, found: Series, best_hit_rate: float = 0.8) -> Verdict:
         ("room for more rows", [replace(CALM, kv_usage=0.8, num_running=4.0)], {}, "ok"),
         ("room for more rows", [replace(CALM, kv_usage=0.8, num_running=8.0, num_waiting=0.0)], {}, "ok"),
         ("room for more rows", [replace(counted(swap_preemptions=1), kv_usage=0.8, num_running=8.0)], {}, "ok"),
+        ("batch filled", [replace(CALM, num_running=4.0)], {}, "ok"),
+        ("batch filled", [replace(CALM, num_running=3.9)], {}, "hint"),
+        ("batch filled", [replace(CALM, num_running=3.9, num_waiting=0.5)], {}, "ok"),
         ("prefix hit rate", [counted(prompt_tokens=100, cached_tokens=30)], {}, "ok"),
         ("prefix hit rate", [counted(prompt_tokens=100, cached_tokens=29)], {}, "hint"),
         ("prefix hit rate", [counted(prompt_tokens=100)], {"shares_prefixes": False}, "ok"),
@@ -69,6 +72,12 @@ def test_few_hits_are_the_pools_fault_when_the_plan_finds_more() -> None:
     few = series(counted(prompt_tokens=100, cached_tokens=10))
     assert "--kv-cache-memory" in verdict("prefix hit rate", few, best_hit_rate=0.9).advice
     assert "template" in verdict("prefix hit rate", few, best_hit_rate=0.11).advice
+
+
+def test_a_small_batch_is_the_pools_fault_or_the_steps() -> None:
+    assert "--kv-cache-memory" in verdict("batch filled", series(replace(CALM, num_running=1.0, kv_usage=0.5))).advice
+    by_step = series(replace(CALM, num_running=1.0, kv_usage=0.1))
+    assert "--max-num-batched-tokens" in verdict("batch filled", by_step).advice
 
 
 def test_the_worst_comes_first_and_nothing_is_said_before_a_run() -> None:
