@@ -12,7 +12,7 @@ from typing import Literal
 from batchrun.observe.events import Event, Observe, RunBegan, RunProgress
 from batchrun.report import metrics
 from batchrun.report.series import Sample, began_line, ended_line, minus, read, sample_line
-from batchrun.store.durable import storage_errors, write_file
+from batchrun.store.durable import new_name, storage_errors, write_file
 from batchrun.store.layout import Layout
 
 Ending = Literal["completed", "cancelled", "failed"]
@@ -158,5 +158,8 @@ class Recorder:
         for sample in totals[1:]:
             total += sample
         text = metrics.exposition(total, self._last, self._facts, is_running=is_running)
+        temporary = new_name(self._at.tmp, self._at.metrics.name)
         with storage_errors(self._at.metrics):
-            write_file(self._at.metrics, text, self._at.tmp)
+            # Not synced: nothing is decided from it, and the engine waits meanwhile.
+            temporary.write_bytes(text)
+            temporary.replace(self._at.metrics)
