@@ -1,7 +1,7 @@
 """When rows come, begin and get their tokens. Times are seconds of the caller's clock; nothing is decided from them."""
 
 from collections import Counter
-from heapq import heappush, heappushpop
+from heapq import heappop, heappush
 
 from batchrun.engine.request import Completion, Request
 from batchrun.engine.step import ScheduledBatch
@@ -69,11 +69,14 @@ class Stopwatch:
         """The row has ended."""
         row_idx = completion.row_idx
         began, queue_s = self._begun[row_idx]
-        taken = RowTime(now - began, queue_s, row_idx, completion.prompt_tokens, len(completion.token_ids))
-        if len(self._slowest) < _NUM_SLOWEST:
-            heappush(self._slowest, taken)
-        else:
-            heappushpop(self._slowest, taken)
+        run_s = now - began
+        # Most rows are none of the slowest, and cost no more than this comparison.
+        if len(self._slowest) < _NUM_SLOWEST or run_s > self._slowest[0].run_s:
+            heappush(
+                self._slowest, RowTime(run_s, queue_s, row_idx, completion.prompt_tokens, len(completion.token_ids))
+            )
+        if len(self._slowest) > _NUM_SLOWEST:
+            heappop(self._slowest)
         self.forget(row_idx)
 
     def forget(self, row_idx: int) -> None:
