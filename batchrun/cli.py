@@ -25,6 +25,8 @@ _COMMANDS = {
     "retry": "batchrun.cli_retry",
     "tune": "batchrun.cli_tune",
     "status": "batchrun.cli_status",
+    "list": "batchrun.cli_list",
+    "report": "batchrun.cli_status",
     "verify": "batchrun.cli_status",
     "export": "batchrun.cli_export",
     "doctor": "batchrun.cli_status",

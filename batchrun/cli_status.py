@@ -1,21 +1,22 @@
-"""The commands that look: status, verify, doctor. They change nothing.
+"""The commands that look: status, report, verify, doctor. They change nothing of a job.
 
 `status` imports the standard library and click only; what the others need is imported when they run.
 """
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchrun.cli_text import aligned, failed, joined, latency_lines, size
+from batchrun.cli_text import aligned, compared_lines, failed, joined, latency_lines, size
 from batchrun.errors import DataError, ModelUnavailable
 from batchrun.observe.duration import duration
 from batchrun.observe.printable import one_line
+from batchrun.report.compared import Compared, compare
 from batchrun.store.layout import Layout, named_by, read_json
 from batchrun.store.status import Status, StatusWord
 from batchrun.store.status import status as look
@@ -53,12 +54,14 @@ def status(output: str, is_json: bool, watch: bool) -> None:
     now = look(out)
     said = ""
     while watch and now.holder is not None:
-        if (line := _rows(now)) != said:
+        if (line := joined(_rows(now), _speed(now.progress) if "elapsed_s" in now.progress else "")) != said:
             click.echo(f"{now.status.replace('_', ' ')}  {line}", err=True)
         said = line
         time.sleep(_WATCH_EVERY_S)
         now = look(out)
-    click.echo(json.dumps(now.to_dict()) if is_json else status_text(now, time.time()))
+    compared = compare(Layout(out))
+    as_dict = now.to_dict() | {"compared": [asdict(each) for each in compared]}
+    click.echo(json.dumps(as_dict) if is_json else status_text(now, time.time(), compared))
 
 
 @click.command()
@@ -90,6 +93,25 @@ def verify(output: str, rerun: str | None, is_json: bool) -> None:
 
 
 @click.command()
+@click.argument("output", metavar="OUT")
+@_as_json
+def report(output: str, is_json: bool) -> None:
+    """Write a page about how the job went; print its path.
+
+    It is OUT.batchrun/report.html. With --json, print summary.json instead, which lies beside it. Both are written at
+    the end of every run too.
+
+    \b
+    Example:
+      batchrun report out/reviews
+    """
+    from batchrun.report.report import write_report
+
+    written = write_report(named_by(Path(output)))
+    click.echo(written.summary.read_text() if is_json else str(written.page))
+
+
+@click.command()
 @_as_json
 def doctor(is_json: bool) -> None:
     """What this machine offers: devices, memory, kernels, versions.
@@ -108,7 +130,7 @@ def doctor(is_json: bool) -> None:
         raise ModelUnavailable(report.problems[0])
 
 
-def status_text(now: Status, at_s: float) -> str:
+def status_text(now: Status, at_s: float, compared: Sequence[Compared] = ()) -> str:
     """One look at a job; `at_s` is the time of the look, seconds since the epoch."""
     what_now = _WHAT_NOW.get(now.status, "")
     lines = [("status", joined(now.status.replace("_", " "), what_now)), ("rows", _rows(now))]
@@ -117,6 +139,7 @@ def status_text(now: Status, at_s: float) -> str:
     if now.progress_at is not None and "elapsed_s" in now.progress:
         lines.append(("speed", f"{_speed(now.progress)} ({duration(at_s - now.progress_at)} ago)"))
     lines += latency_lines(now.progress.get("latencies", {}))
+    lines += compared_lines(compared)
     return aligned([*lines, ("output", one_line(now.output))])
 
 

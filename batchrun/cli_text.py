@@ -1,9 +1,11 @@
 """The pieces that the reports on the command line are made of. The standard library only: `status` must be quick."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchrun.observe.duration import duration
+from batchrun.observe.quantity import short_duration
+from batchrun.observe.quantity import size as size
+from batchrun.report.compared import Compared
 
 _LATENCIES = {
     "queue_time_s": "queued",
@@ -31,27 +33,27 @@ def failed(errors: Mapping[str, int]) -> str:
     return f"{sum(errors.values()):,} failed ({', '.join(f'{name} {count:,}' for name, count in by_count)})"
 
 
-def size(num_bytes: int) -> str:
-    """In the largest binary unit that leaves a number above 1: 512B, 22.5KiB, 4.0GiB."""
-    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.0f}{units[0]}" if units[0] == "B" else f"{value:.1f}{units[0]}"
-
-
 def latency_lines(latencies: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A line for each of the latencies that was measured, as `Latencies.summary` has them: its percentiles."""
     return [
-        (title, joined(*(f"{name} {_short(measured[name])}" for name in ("p50", "p90", "p99"))))
+        (title, joined(*(f"{name} {short_duration(measured[name])}" for name in ("p50", "p90", "p99"))))
         for key, title in _LATENCIES.items()
         if (measured := latencies.get(key, {})).get("count")
     ]
 
 
-def _short(seconds: float) -> str:
-    """1.23ms, 45.6ms, 1.23s, 45.6s, 12m05s."""
-    if seconds >= 60:
-        return duration(seconds)
-    value, unit = (seconds, "s") if seconds >= 0.9995 else (seconds * 1000, "ms")
-    return f"{value:.3g}{unit}" if value >= 0.01 else "0ms"
+def compared_lines(compared: Sequence[Compared]) -> list[tuple[str, str]]:
+    """A line for each figure that was foretold, with what came."""
+    foretold = [each for each in compared if each.predicted is not None]
+    lines = [f"{each.name} {_amount(each, each.predicted)} · came to {_amount(each, each.actual)}" for each in foretold]
+    return [("foretold" if at == 0 else "", line) for at, line in enumerate(lines)]
+
+
+def _amount(each: Compared, value: float | None) -> str:
+    match each.unit:
+        case "bytes":
+            return size(round(value or 0))
+        case "seconds":
+            return short_duration(value or 0.0)
+        case _:
+            return f"{value or 0:,.0f}"

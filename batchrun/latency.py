@@ -37,11 +37,24 @@ class Histogram:
         for bucket, count in sorted(self.counts.items()):
             seen += count
             if seen >= rank:
-                return float(2 * _GROWTH**bucket / (_GROWTH + 1))
+                return _middle(bucket)
         return None
+
+    def count_up_to(self, seconds: float) -> int:
+        """Durations that are not longer, to within `ERROR`."""
+        return sum(count for bucket, count in self.counts.items() if _middle(bucket) <= seconds)
+
+    @property
+    def total(self) -> float:
+        """The sum of all durations, in seconds, to within `ERROR`."""
+        return sum(_middle(bucket) * count for bucket, count in self.counts.items())
 
     def __add__(self, other: "Histogram") -> "Histogram":
         return Histogram(dict(Counter(self.counts) + Counter(other.counts)))
+
+    def __sub__(self, earlier: "Histogram") -> "Histogram":
+        """What was added since `earlier`, a copy of this one."""
+        return Histogram(dict(Counter(self.counts) - Counter(earlier.counts)))
 
     def summary(self) -> dict[str, float]:
         """`count`, and when that is not 0 the percentiles `p50`, `p90` and `p99`; seconds."""
@@ -56,6 +69,21 @@ class Histogram:
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """What `to_dict` made."""
         return cls({int(bucket): int(count) for bucket, count in content.get("buckets", {}).items()})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowTime:
+    """How long one row took; a slower one is greater.
+
+    `run_s` is from the first step that computes anything of it to its end, `queue_s` what it waited before. What the
+    row had before a resume is in neither.
+    """
+
+    run_s: float
+    queue_s: float
+    row_idx: int
+    prompt_tokens: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +102,12 @@ class Latencies:
     def __add__(self, other: "Latencies") -> "Latencies":
         return Latencies(
             self.queue + other.queue, self.first_token + other.first_token, self.per_token + other.per_token
+        )
+
+    def __sub__(self, earlier: "Latencies") -> "Latencies":
+        """What was measured since `earlier`, a copy of this one."""
+        return Latencies(
+            self.queue - earlier.queue, self.first_token - earlier.first_token, self.per_token - earlier.per_token
         )
 
     def summary(self) -> dict[str, dict[str, float]]:
@@ -95,3 +129,8 @@ class Latencies:
             "time_to_first_token_s": self.first_token,
             "time_per_output_token_s": self.per_token,
         }
+
+
+def _middle(bucket: int) -> float:
+    """The duration that is off by the same share from both borders of the bucket."""
+    return float(2 * _GROWTH**bucket / (_GROWTH + 1))

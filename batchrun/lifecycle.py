@@ -4,6 +4,7 @@ Every stage reads only what the one before wrote, so any of them can be killed a
 goes on where the last one stopped, and returns at once when the job is complete.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,8 +28,11 @@ from batchrun.plan.plan import Plan, load_plan, make_plan
 from batchrun.plan.sharing import decide
 from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
 from batchrun.recall import Recall
+from batchrun.report.recorder import recording
+from batchrun.report.report import write_report
 from batchrun.reuse import copied, copy_answers, earlier_job, foresee
 from batchrun.stop import StopRequest
+from batchrun.store.durable import storage_errors, write_file
 from batchrun.store.publish import publish
 from batchrun.store.result_files import Shape, check_partitions
 from batchrun.store.store import Store
@@ -104,10 +108,18 @@ def plan(job: Job, observe: Observe) -> Plan:
 
 
 def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
-    """What the plan will take to run, by what `tune` measured; None where it has not measured this model here."""
+    """What the plan will take to run, by what `tune` measured; None where it has not measured this model here.
+
+    Kept beside the plan, for the report to hold against what came. Raises StorageFailed when it cannot be.
+    """
     spec = _resolve(job).spec
     profile = find(cache_folder(), job, spec)
-    return None if profile is None else simulation.estimate(job, plan, profile)
+    if profile is None:
+        return None
+    estimated = simulation.estimate(job, plan, profile)
+    with storage_errors(plan.folder):
+        write_file(plan.folder / "estimate.json", json.dumps(asdict(estimated)).encode(), plan.folder)
+    return estimated
 
 
 def tune(job: Job, weights: Weights, is_quick: bool, observe: Observe) -> tuning.Tuned:
@@ -145,16 +157,18 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
             copy_answers(earlier, job, plan, store, observe, shares_prefixes=shares_prefixes)
         ran = local.Ran(is_complete=True, counters=Counters(), seconds=0.0)
         if store.num_done() < plan.summary.num_rows:
-            with _recording(store, observe) as recorded:
+            with _recording(store, observe) as told, recording(store.at, told) as recorded:
                 tuned = _tuned(opened, observe)
                 ran = local.run(tuned, plan, opened.checkpoint, tokenizer(), store, recorded, stop)
             if not ran.is_complete:
+                _report(store, observe)
                 observe(_finished("stopped", store, plan, ran, began))
                 raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
         shape = Shape(job.partition_by, job.file_size)
         publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened), shape)
         observe(_finished("completed", store, plan, ran, began))
+        _report(store, observe)
         return _outcome(opened, plan, ran, began)
 
 
@@ -245,7 +259,7 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
         nonlocal written_at
         observe(event)
         if isinstance(event, RunProgress):
-            latest.update(asdict(event) | {"latencies": (before + event.latencies).to_dict()})
+            latest.update(_said(event) | {"latencies": (before + event.latencies).to_dict()})
             if time.monotonic() - written_at >= _PROGRESS_FILE_EVERY_S:
                 store.write_progress(latest)
                 written_at = time.monotonic()
@@ -265,6 +279,37 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
             # The disk is what failed the job, most likely; its own error is on the way already.
             if ending != "failed":
                 raise
+
+
+def _report(store: Store, observe: Observe) -> None:
+    """Writes the report and says which of its rules ask for attention; a job does not fail for want of it."""
+    try:
+        report = write_report(store.at.out)
+    except StorageFailed as error:
+        observe(Message("warning", f"no report: {error}"))
+        return
+    for verdict in report.facts.fired:
+        level: Literal["warning", "info"] = "warning" if verdict.state == "alert" else "info"
+        observe(Message(level, f"{verdict.state}: {verdict.rule}: {verdict.measured}; {verdict.advice}"))
+    observe(Message("info", f"report: {report.page}"))
+
+
+def _said(event: RunProgress) -> dict[str, object]:
+    """What `status` shows of a run: its figures, in one object."""
+    counters, statistics = event.statistics.counters, event.statistics
+    return {
+        "rows_done": event.rows_done,
+        "rows_total": event.rows_total,
+        "rows_failed": event.rows_failed,
+        "tokens_done": event.tokens_done,
+        "tokens_total": event.tokens_total,
+        "hit_rate": counters.hit_rate,
+        "kv_usage": statistics.kv_usage,
+        "preemptions": counters.preemptions,
+        "num_running": statistics.num_running,
+        "elapsed_s": event.elapsed_s,
+        "output_tokens": counters.output_tokens,
+    }
 
 
 def _saved(store: Store, plan: Plan) -> str:

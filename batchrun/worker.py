@@ -271,13 +271,10 @@ class Worker:
                 rows_failed=tally.num_failed,
                 tokens_done=min(work, done_before + counters.computed_tokens - counters.recomputed_tokens),
                 tokens_total=work,
-                hit_rate=counters.hit_rate,
-                kv_usage=statistics.kv_usage,
-                preemptions=counters.preemptions,
-                num_running=statistics.num_running,
                 elapsed_s=elapsed_s,
-                output_tokens=counters.output_tokens,
+                statistics=statistics,
                 latencies=self._engine.latencies(),
+                slowest=self._engine.slowest_rows(),
             )
         )
 

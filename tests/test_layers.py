@@ -15,20 +15,20 @@ ROOT = Path(__file__).parents[1]
 
 # A module belongs to the first room with a matching name, itself or a package above it.
 ROOMS = {
-    "base": "errors engine.request latency model_spec job settings nearest stop outcome watchdog",
+    "base": "errors engine.request engine.statistics latency model_spec job settings nearest stop outcome watchdog",
     "engine core": (
         "engine.admission engine.blocks engine.block_manager engine.echo engine.isolation engine.lane engine.lengths "
         "engine.next_step engine.policies engine.preemption engine.radix engine.running engine.scheduler "
-        "engine.sequence engine.speculation engine.statistics engine.step engine.step_time engine.stopwatch"
+        "engine.sequence engine.speculation engine.step engine.step_time engine.stopwatch"
     ),
     "model files": "checkpoint conversion digest quiet tokenizer",
-    "job side": "plan store tasks observe frames reuse",
+    "job side": "plan store tasks observe report frames reuse",
     "engine": "engine",
     "worker": "worker",
     "top": "executors lifecycle recall api doctor tune retry rerun",
     "front": (
-        "cli cli_cancel cli_export cli_options cli_report cli_retry cli_run cli_signals cli_status cli_text cli_tune "
-        "__main__ __init__"
+        "cli cli_cancel cli_export cli_list cli_options cli_report cli_retry cli_run cli_signals cli_status cli_text "
+        "cli_tune __main__ __init__"
     ),
 }
 MAY_IMPORT = {
@@ -112,11 +112,11 @@ def test_foreign_imports_stay_in_their_rooms(module: str) -> None:
         assert foreign - set(sys.stdlib_module_names) <= ONLY[own]
 
 
-def test_status_needs_the_standard_library_and_click_only() -> None:
-    """What `status` imports, followed through our own modules at their top level."""
+def test_status_and_list_need_the_standard_library_and_click_only() -> None:
+    """What they import, followed through our own modules at their top level."""
     seen: set[str] = set()
     foreign: set[str] = set()
-    waiting = ["batchrun.cli", "batchrun.cli_status"]
+    waiting = ["batchrun.cli", "batchrun.cli_status", "batchrun.cli_list"]
     while waiting:
         module = waiting.pop()
         seen.add(module)

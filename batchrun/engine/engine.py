@@ -19,7 +19,7 @@ from batchrun.engine.step import Launched, Runner, ScheduledBatch
 from batchrun.engine.stop import Decode, StopStrings
 from batchrun.engine.stopwatch import Stopwatch
 from batchrun.errors import BatchrunError, EngineFailed, RowError
-from batchrun.latency import Latencies
+from batchrun.latency import Latencies, RowTime
 
 _log = logging.getLogger(__name__)
 # From then on it is the engine that fails: so many rows that fail alone, one after another and no step between them, or
@@ -114,9 +114,10 @@ class Engine:
         except _StepFailed as failed:
             self._recover(failed.cause)
         ended, self._ended = self._ended, []
+        now = self._clock()
         for completion in ended:
             self._stops.forget(completion.row_idx)
-            self._stopwatch.forget(completion.row_idx)
+            self._stopwatch.finish(completion, now)
         return ended
 
     def _advance(self) -> None:
@@ -193,6 +194,10 @@ class Engine:
     def latencies(self) -> Latencies:
         """What rows have waited for their tokens; a snapshot."""
         return self._stopwatch.latencies
+
+    def slowest_rows(self) -> tuple[RowTime, ...]:
+        """The finished rows that took longest; the slowest first."""
+        return self._stopwatch.slowest
 
     def check(self) -> None:
         """States every invariant between two steps; for tests."""

@@ -11,7 +11,7 @@ from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Runner
 from batchrun.job import Job
-from batchrun.observe.events import Message, Observe
+from batchrun.observe.events import Message, Observe, RunBegan
 from batchrun.plan.plan import Plan
 from batchrun.plan.sharing import decide
 from batchrun.stop import StopRequest
@@ -75,6 +75,17 @@ def run(
         observe(Message("info", f"prefix caching is off: {sharing.reason}"))
     config = configure(job, runner, spec.eos_token_ids, shares_prefixes=sharing.is_on)
     engine = Engine(config, runner, tokenizer.decode)
+    observe(
+        RunBegan(
+            model=spec.name,
+            pool_tokens=engine.capacity,
+            pool_bytes=runner.num_blocks * runner.block_bytes,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            shares_prefixes=sharing.is_on,
+            is_gpu=runner.is_gpu,
+        )
+    )
     task = GenerateTask(job, tokenizer, max_model_len, shares_prefixes=sharing.is_on)
     pace = Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout, job.abort_after)
     worker = Worker(engine, task, store, observe, stop, pace)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from batchrun.latency import Latencies
+from batchrun.engine.statistics import Statistics
+from batchrun.latency import Latencies, RowTime
 
 Level = Literal["debug", "info", "warning"]
 
@@ -36,12 +37,29 @@ class TuneProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class RunBegan:
+    """A process has loaded the model and begins to run rows; the limits that they run under.
+
+    The pool of keys and values holds `pool_tokens`; at most `max_num_seqs` rows run at a time, and a step computes at
+    most `max_num_batched_tokens`.
+    """
+
+    model: str
+    pool_tokens: int
+    pool_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    shares_prefixes: bool
+    is_gpu: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RunProgress:
     """The state of the run, over all its processes and restarts unless said otherwise.
 
     `tokens_done` and `tokens_total` weigh the work: prompt tokens without the shared ones, and output tokens,
-    expected ones where a row is unfinished. `hit_rate` and `kv_usage` are shares of 1. `preemptions`,
-    `num_running`, `elapsed_s`, `output_tokens` and `latencies` are this process's.
+    expected ones where a row is unfinished. `elapsed_s`, `statistics`, `latencies` and `slowest` (the slowest row
+    first) are this process's.
     """
 
     rows_done: int
@@ -49,13 +67,10 @@ class RunProgress:
     rows_failed: int
     tokens_done: int
     tokens_total: int
-    hit_rate: float
-    kv_usage: float
-    preemptions: int
-    num_running: int
     elapsed_s: float
-    output_tokens: int
+    statistics: Statistics
     latencies: Latencies = field(default_factory=Latencies)
+    slowest: tuple[RowTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +102,5 @@ class Finished:
     elapsed_s: float
 
 
-Event = PlanProgress | TuneProgress | RunProgress | Committed | Message | Finished
+Event = PlanProgress | TuneProgress | RunBegan | RunProgress | Committed | Message | Finished
 Observe = Callable[[Event], None]

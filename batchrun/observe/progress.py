@@ -164,15 +164,16 @@ def _stage(event: PlanProgress | TuneProgress | RunProgress) -> str:
 
 
 def _run_fields(event: RunProgress, eta: float | None) -> dict[str, object]:
+    statistics = event.statistics
     return {
         "rows": f"{event.rows_done}/{event.rows_total}",
         "tokens": f"{event.tokens_done / event.tokens_total:.1%}" if event.tokens_total else "unknown",
         "failed": event.rows_failed,
         "tok_s": round(_tokens_per_s(event)),
-        "hit": f"{event.hit_rate:.2f}",
-        "kv": f"{event.kv_usage:.2f}",
-        "running": event.num_running,
-        "preemptions": event.preemptions,
+        "hit": f"{statistics.counters.hit_rate:.2f}",
+        "kv": f"{statistics.kv_usage:.2f}",
+        "running": statistics.num_running,
+        "preemptions": statistics.counters.preemptions,
         "eta": "unknown" if eta is None else duration(eta),
     }
 
@@ -187,15 +188,16 @@ def _finished_fields(event: Finished) -> dict[str, object]:
 
 
 def _run_text(event: RunProgress) -> str:
+    counters = event.statistics.counters
     text = (
         f"{event.rows_done:,}/{event.rows_total:,} rows  {_tokens_per_s(event):,.0f} tok/s  "
-        f"hit {event.hit_rate:.0%}  KV {event.kv_usage:.0%}  preempted {event.preemptions}"
+        f"hit {counters.hit_rate:.0%}  KV {event.statistics.kv_usage:.0%}  preempted {counters.preemptions}"
     )
     return f"{text}  failed {event.rows_failed:,}" if event.rows_failed else text
 
 
 def _tokens_per_s(event: RunProgress) -> float:
-    return event.output_tokens / event.elapsed_s if event.elapsed_s else 0.0
+    return event.statistics.counters.output_tokens / event.elapsed_s if event.elapsed_s else 0.0
 
 
 def _log(logger: logging.Logger, event: Event) -> None:

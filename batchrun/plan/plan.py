@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from batchrun.plan.fit import effective_max_model_len
 from batchrun.plan.ids import UniqueIds
 from batchrun.plan.order import Order, OrderedRows
 from batchrun.plan.params import merged
+from batchrun.plan.prefixes import write_prefixes
 from batchrun.plan.prompt import PromptRenderer, Rendered
 from batchrun.plan.source import InputFiles, require_column, scan
 from batchrun.plan.units import UNIT_SCHEMA as UNIT_SCHEMA
@@ -128,7 +129,7 @@ def make_plan(
     try:
         shutil.rmtree(staging, ignore_errors=True)
         (staging / "scratch").mkdir(parents=True)
-        planner = _Planner(job, renderer, spec, staging, observe or _ignore, again)
+        planner = _Planner(job, renderer, spec, staging, tokenizer.decode, observe or _ignore, again)
         planner.render(files)
         planner.order()
         plan = planner.finish()
@@ -189,10 +190,12 @@ class _Planner:
         renderer: PromptRenderer,
         spec: "ModelSpec",
         staging: Path,
+        decode: Callable[[Sequence[int]], str],
         observe: Observe,
         again: Again | None,
     ) -> None:
         self._job = job
+        self._decode = decode
         self._renderer = renderer
         self._observe = observe
         self._kv_bytes_per_token = spec.kv_bytes_per_token(element_bytes(job))
@@ -240,6 +243,7 @@ class _Planner:
     def finish(self) -> Plan:
         """The plan as it lies in the staging folder, its units written."""
         units = self._writer.finish()
+        write_prefixes(self._folder, units, self._decode)
         tally = {name: getattr(self._tally, name) for name in _Tally.__slots__}
         summary = PlanSummary(
             **tally | {"errors": dict(sorted(self._tally.errors.items()))},

@@ -47,6 +47,11 @@ class Layout:
         return self.folder / "plan"
 
     @property
+    def estimate(self) -> Path:
+        """What `batchrun plan` foretold of the run."""
+        return self.plan / "estimate.json"
+
+    @property
     def parts(self) -> Path:
         return self.folder / "parts"
 
@@ -66,6 +71,23 @@ class Layout:
     @property
     def progress(self) -> Path:
         return self.folder / "progress.json"
+
+    @property
+    def series(self) -> Path:
+        """What the processes of the job did over time."""
+        return self.folder / "series.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.prom"
+
+    @property
+    def summary(self) -> Path:
+        return self.folder / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
 
     @property
     def lock(self) -> Path:
@@ -147,7 +169,7 @@ class Layout:
     @property
     def _first_file(self) -> str:
         """Of OUT; with folders by a column's values it lies in one of them."""
-        files = _read_hint(self.manifest).get("files") or [{"name": FIRST_FILE}]
+        files = read_hint(self.manifest).get("files") or [{"name": FIRST_FILE}]
         return str(files[0]["name"])
 
     def require_job(self) -> None:
@@ -174,11 +196,11 @@ class Layout:
 
     def read_progress(self) -> dict[str, Any]:
         """What the running process last said; empty when nothing readable is there."""
-        return _read_hint(self.progress)
+        return read_hint(self.progress)
 
     def read_holder(self) -> dict[str, Any]:
         """`pid` and `host` of whoever took the lock last; empty when nothing readable is there."""
-        who = _read_hint(self.holder)
+        who = read_hint(self.holder)
         return who if isinstance(who.get("pid"), int) and isinstance(who.get("host"), str) else {}
 
 
@@ -192,7 +214,7 @@ def named_by(path: Path) -> Path:
     )
 
 
-def _read_hint(path: Path) -> dict[str, Any]:
+def read_hint(path: Path) -> dict[str, Any]:
     """For files that decide nothing: a damaged one is as good as none."""
     with suppress(StorageFailed):
         return read_json(path) or {}

@@ -338,8 +338,19 @@ class Store:
             at.overwriting.touch()
             sync_folder(at.folder)
         # The job before what belongs to it: a plan without a job is swept here, a job with half a plan would fail.
-        belongings = (at.ready, at.plan, at.parts, at.partial, at.suspects, at.stuck, at.progress, at.manifest)
-        for path in (at.job, *belongings, at.reused, at.vanished, at.retry):
+        belongings = (
+            at.ready,
+            at.plan,
+            at.parts,
+            at.partial,
+            at.suspects,
+            at.manifest,
+            at.reused,
+            at.vanished,
+            at.retry,
+        )
+        told = (at.progress, at.stuck, at.series, at.metrics, at.summary, at.report)
+        for path in (at.job, *belongings, *told):
             self.check_lease()
             remove(path)
             if path == at.job:

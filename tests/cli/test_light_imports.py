@@ -49,6 +49,16 @@ def test_status_loads_nothing_slow(out: Path) -> None:
     assert modules_after(code) & SLOW == set()
 
 
+def test_list_loads_nothing_slow(out: Path) -> None:
+    code = f"from batchrun.cli import batchrun; batchrun(['list', {str(out.parent)!r}])"
+    assert modules_after(code) & SLOW == set()
+
+
+def test_report_loads_no_torch(out: Path) -> None:
+    code = f"from batchrun.cli import batchrun; batchrun(['report', {str(out)!r}])"
+    assert modules_after(code) & HEAVY == set()
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["submit", "--help"], ["plan", "--help"]])
 def test_help_loads_no_torch(arguments: list[str]) -> None:
     loaded = modules_after(f"from batchrun.cli import batchrun; batchrun({arguments!r})")

@@ -10,6 +10,7 @@ import pytest
 from batchrun import cli_status
 from batchrun.cli_status import doctor_text, status_text, verify_text
 from batchrun.doctor import Device, DoctorReport, Folder, examine
+from batchrun.report.compared import Compared
 from batchrun.store.status import Holder, RequestCounts, Status, StatusWord
 from batchrun.store.verify import VerifyReport
 from tests.cli.fake_library import Run
@@ -46,6 +47,18 @@ def test_status_shows_what_rows_waited_for() -> None:
     assert lines[-2:] == ["first token  p50 500ms · p90 1m02s · p99 3.25s", "output       /data/out"]
 
 
+def test_status_says_what_was_foretold_and_what_came() -> None:
+    compared = [
+        Compared("steps", "steps", 1200, 1300),
+        Compared("peak KV", "bytes", 1 << 20, 3 << 19),
+        Compared("time in the engine", "seconds", None, 61.0),
+    ]
+    assert status_text(DONE, at_s=0.0, compared=compared).splitlines()[2:4] == [
+        "foretold  steps 1,200 · came to 1,300",
+        "          peak KV 1.0MiB · came to 1.5MiB",
+    ]
+
+
 def test_status_of_a_job_that_says_nothing() -> None:
     assert status_text(DONE, at_s=0.0) == "status  completed\nrows    63 of 63 (100.0%)\noutput  /data/out"
 
@@ -66,8 +79,8 @@ def test_status_of_a_job_that_nobody_runs_says_what_to_do(word: StatusWord, said
 
 def test_status_json_is_one_object(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_status, "look", lambda out: RUNNING)
-    assert json.loads(run("status", "out", "--json").stdout) == RUNNING.to_dict()
-    assert json.loads(run("status", "out", BATCHRUN_JSON="1").stdout) == RUNNING.to_dict()
+    assert json.loads(run("status", "out", "--json").stdout) == RUNNING.to_dict() | {"compared": []}
+    assert json.loads(run("status", "out", BATCHRUN_JSON="1").stdout) == RUNNING.to_dict() | {"compared": []}
 
 
 def test_watch_looks_until_nobody_holds_the_job(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +91,11 @@ def test_watch_looks_until_nobody_holds_the_job(run: Run, monkeypatch: pytest.Mo
     result = run("status", "out", "--watch", "--json")
     assert result.exit_code == 0
     assert naps == [2.0, 2.0]
-    assert result.stderr == ("in progress  803 of 2,000 (40.2%) · 3 failed (overlong_prompt 2, template_error 1)\n")
-    assert json.loads(result.stdout) == DONE.to_dict()
+    assert result.stderr == (
+        "in progress  803 of 2,000 (40.2%) · 3 failed (overlong_prompt 2, template_error 1) · "
+        "250 tok/s · prefix hit 77% · KV 50% · 7 running · preempted 1\n"
+    )
+    assert json.loads(result.stdout) == DONE.to_dict() | {"compared": []}
 
 
 @pytest.mark.parametrize("name", ["status", "verify"])
@@ -110,13 +126,13 @@ def test_verify_says_each_problem_once(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["out", "out.batchrun", "out.batchrun/"])
-@pytest.mark.parametrize("command", ["status", "verify"])
+@pytest.mark.parametrize("command", ["status", "verify", "report"])
 def test_a_job_may_be_named_by_its_folder(run: Run, tmp_path: Path, name: str, command: str) -> None:
     """Tab completion led to "no job at out.batchrun.batchrun"."""
     assert run(command, name).stderr == "error: no job at out.batchrun; batchrun submit creates one\n"
     (tmp_path / "out.batchrun").mkdir()
     (tmp_path / "out.batchrun" / "job.json").write_text('{"job": {"output_prefix": ""}, "fingerprint": {}}')
-    assert json.loads(run(command, name, "--json").stdout)["output"] == "out"
+    assert Path(json.loads(run(command, name, "--json").stdout)["output"]).name == "out"
 
 
 def test_an_output_whose_own_name_ends_so_is_found(run: Run, tmp_path: Path) -> None:

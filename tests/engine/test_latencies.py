@@ -56,6 +56,20 @@ def finish(engine):
     return engine.latencies()
 
 
+def test_the_slowest_rows_are_known_with_their_lengths_and_waits():
+    engine = make_engine(SteppedClock(), max_num_seqs=2, max_num_batched_tokens=64)
+    lengths = [3, 1, 9, 2, 11, 5, 6, 8, 4, 7, 12, 10]
+    for row_idx, length in enumerate(lengths):
+        engine.add(request(row_idx, 4 + row_idx, length))
+    finish(engine)
+    slowest = engine.slowest_rows()
+    assert [row.output_tokens for row in slowest] == [12, 11, 10, 9, 8, 7, 6, 5, 4, 3]
+    assert [row.run_s for row in slowest] == [float(row.output_tokens) for row in slowest]
+    assert {row.row_idx: row.prompt_tokens for row in slowest} == {row.row_idx: 4 + row.row_idx for row in slowest}
+    assert {row.row_idx: row.queue_s for row in slowest}[0] == 0.0
+    assert min(row.queue_s for row in slowest if row.row_idx > 1) >= 1.0
+
+
 def of(**seconds):
     """Latencies of these durations."""
     found = Latencies()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from batchrun.engine.statistics import Counters, Statistics
 from batchrun.observe.duration import duration
 from batchrun.observe.events import Committed, Event, Finished, Message, PlanProgress, RunProgress, TuneProgress
 from batchrun.observe.log import LOGGER, LogFormat, logging_to
@@ -57,12 +58,17 @@ def run_at(elapsed_s: float, tokens_done: int, rows_done: int = 0) -> RunProgres
         rows_failed=2,
         tokens_done=tokens_done,
         tokens_total=1000,
-        hit_rate=0.711,
-        kv_usage=0.83,
-        preemptions=1,
-        num_running=7,
         elapsed_s=elapsed_s,
-        output_tokens=int(10 * elapsed_s),
+        statistics=Statistics(
+            counters=Counters(
+                prompt_tokens=1000, cached_tokens=711, output_tokens=int(10 * elapsed_s), swap_preemptions=1
+            ),
+            num_running=7,
+            num_waiting=20,
+            num_preempted=0,
+            num_nodes=3,
+            kv_usage=0.83,
+        ),
     )
 
 

@@ -177,7 +177,7 @@ def test_new_plan_replaces_the_old_one_and_what_a_crash_left(planned: Planned, t
     (tmp_path / "plan.tmp").mkdir()
     (tmp_path / "plan.tmp" / "unit-00007.arrow").touch()
     plan = planned(pa.table({"prompt": ["a"]}))
-    assert sorted(path.name for path in plan.folder.iterdir()) == ["plan.json", "unit-00000.arrow"]
+    assert sorted(path.name for path in plan.folder.iterdir()) == ["plan.json", "prefixes.json", "unit-00000.arrow"]
 
 
 def test_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path, spec: ModelSpec) -> None:

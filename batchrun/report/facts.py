@@ -1,0 +1,68 @@
+"""All that is known of a job, gathered from its folder: what the report, its summary and the alerts are made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from batchrun.errors import StorageFailed
+from batchrun.plan.prefixes import SharedPrefix, read_prefixes
+from batchrun.report.alerts import Verdict, judge
+from batchrun.report.compared import Compared, compared
+from batchrun.report.results import Results, read_results
+from batchrun.report.series import Series, read
+from batchrun.store.layout import Layout, read_hint, read_json
+from batchrun.store.status import Status, status
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`job` are the stored options, `plan` is the plan's summary, empty before it is made."""
+
+    status: Status
+    job: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    prefixes: tuple[SharedPrefix, ...]
+    series: Series
+    results: Results
+    compared: tuple[Compared, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def fired(self) -> tuple[Verdict, ...]:
+        """The rules that ask for attention."""
+        return tuple(verdict for verdict in self.verdicts if verdict.fires)
+
+
+def gather(out: Path) -> Facts:
+    """What there is of the job of OUT.
+
+    Raises:
+        InputMissing: there is no such job.
+        StorageFailed: the job, its plan or a part cannot be read.
+    """
+    at = Layout(out)
+    now = status(out)
+    stored = read_json(at.job)
+    if stored is None:
+        raise StorageFailed(f"{at.job} is gone; submit the job again")
+    job = stored["job"]
+    plan = (read_json(at.plan / "plan.json") or {}).get("summary", {})
+    series = read(at.series)
+    parts = [part.path for part in at.list_parts()]
+    return Facts(
+        status=replace(now, output=str(out.absolute())),
+        job=job,
+        plan=plan,
+        prefixes=tuple(read_prefixes(at.plan)),
+        series=series,
+        results=read_results(parts, job.get("output_prefix", ""), now.errors),
+        compared=compared(plan, read_hint(at.estimate), series),
+        verdicts=judge(series, best_hit_rate(plan)),
+    )
+
+
+def best_hit_rate(plan: Mapping[str, Any]) -> float:
+    """The share of the prompt tokens that shared prefixes save when each is computed once."""
+    tokens = plan.get("prompt_tokens", 0)
+    return 1 - plan["unique_prompt_tokens"] / tokens if tokens else 0.0

@@ -1,0 +1,90 @@
+"""What the committed rows of a job look like: lengths, why they ended, what went wrong. Read from the parts."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from numpy.typing import NDArray
+
+from batchrun.errors import StorageFailed
+
+_EXAMPLES_OF_A_TYPE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """One row without an answer."""
+
+    row_idx: int
+    type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """`prompt_lengths[n]` rows have a prompt of n tokens, `output_lengths` likewise; failed rows are in neither.
+
+    `errors` has a few rows for each type of error.
+    """
+
+    prompt_lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    output_lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    finish_reasons: dict[str, int] = field(default_factory=dict)
+    errors: tuple[FailedRow, ...] = ()
+
+
+def read_results(parts: list[Path], prefix: str, num_errors: Mapping[str, int]) -> Results:
+    """The rows in `parts`, whose columns are named with `prefix`; `num_errors` is how many failed, by type.
+
+    Raises StorageFailed when a part cannot be read.
+    """
+    if not parts:
+        return Results()
+    try:
+        rows = ds.dataset([str(part) for part in parts], format="parquet")
+        prompt_lengths, output_lengths, reasons = _lengths(rows, prefix)
+        return Results(prompt_lengths, output_lengths, dict(reasons), tuple(_errors(rows, prefix, num_errors)))
+    except (OSError, pa.ArrowException) as error:
+        raise StorageFailed(f"cannot read the parts in {parts[0].parent}: {error}") from error
+
+
+def _lengths(rows: ds.Dataset, prefix: str) -> tuple[NDArray[np.int64], NDArray[np.int64], Counter[str]]:
+    prompts = outputs = np.zeros(1, np.int64)
+    reasons = Counter[str]()
+    columns = [prefix + name for name in ("prompt_tokens", "completion_tokens", "finish_reason")]
+    for batch in rows.to_batches(columns=columns):
+        prompt_tokens, output_tokens, reason = batch.columns
+        for counted in pc.value_counts(reason).to_pylist():
+            reasons[counted["values"]] += counted["counts"]
+        is_good = pc.not_equal(reason, "error")
+        prompts = _added(prompts, prompt_tokens.filter(is_good).to_numpy(zero_copy_only=False))
+        outputs = _added(outputs, output_tokens.filter(is_good).to_numpy(zero_copy_only=False))
+    return prompts, outputs, reasons
+
+
+def _added(counts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+    more = np.bincount(lengths, minlength=len(counts))
+    more[: len(counts)] += counts
+    return more
+
+
+def _errors(rows: ds.Dataset, prefix: str, num_errors: Mapping[str, int]) -> list[FailedRow]:
+    """A few rows of each type; looks no further when it has them."""
+    if not num_errors:
+        return []
+    wanted = {name: min(count, _EXAMPLES_OF_A_TYPE) for name, count in num_errors.items()}
+    found: defaultdict[str, list[FailedRow]] = defaultdict(list)
+    is_failed = pc.field(prefix + "finish_reason") == "error"
+    for batch in rows.to_batches(columns=[prefix + "row_idx", prefix + "error"], filter=is_failed):
+        for row_idx, error in zip(batch.column(0), batch.column(1), strict=True):
+            failed = FailedRow(row_idx.as_py(), **error.as_py())
+            if len(found[failed.type]) < _EXAMPLES_OF_A_TYPE:
+                found[failed.type].append(failed)
+        if all(len(found[name]) >= count for name, count in wanted.items()):
+            break
+    return [row for name in sorted(found, key=lambda name: -num_errors.get(name, 0)) for row in found[name]]

@@ -1,0 +1,59 @@
+"""The jobs below a folder, found by their job folders. The standard library only."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from batchrun.errors import BatchrunError
+from batchrun.store.layout import Layout, named_by
+from batchrun.store.status import Status, status
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One job, last heard of `at` (seconds since the epoch); `status` is None where `problem` forbids to say."""
+
+    output: str
+    at: float
+    status: Status | None
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        found = None if self.status is None else asdict(self.status)
+        return {"output": self.output, "at": self.at, "problem": self.problem, "job": found}
+
+
+def list_jobs(folder: Path) -> tuple[Listed, ...]:
+    """Every job whose folder is in `folder` or below it, the latest first; a damaged one is among them.
+
+    Does not look into jobs and results, nor follow links to folders.
+    """
+    found = [_look(out) for out in _outputs(folder)]
+    return tuple(sorted(found, key=lambda job: (-job.at, job.output)))
+
+
+def _outputs(folder: Path) -> list[Path]:
+    outputs = []
+    for path, names, _ in os.walk(folder):
+        jobs = {name for name in names if (Path(path) / name / "job.json").is_file()}
+        outs = [named_by(Path(path) / name) for name in jobs]
+        outputs += [out for out in outs if out.name not in jobs]
+        names[:] = sorted({*names} - jobs - {out.name for out in outs})
+    return outputs
+
+
+def _look(out: Path) -> Listed:
+    at = Layout(out)
+    heard = max((_modified(path) for path in (at.job, at.progress, at.manifest, at.plan)), default=0.0)
+    try:
+        return Listed(str(out), heard, status(out))
+    except BatchrunError as error:
+        return Listed(str(out), heard, None, str(error))
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

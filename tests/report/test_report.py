@@ -1,0 +1,168 @@
+"""The report of whole jobs: what it says is what happened, and nothing in the data gets out of its place."""
+
+import json
+import re
+import signal
+import time
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batchrun import lifecycle
+from batchrun.observe.events import Event, Message
+from batchrun.plan.prefixes import read_prefixes
+from batchrun.report.facts import gather
+from batchrun.report.report import write_report
+from batchrun.report.series import read
+from batchrun.stop import StopRequest
+from batchrun.store.layout import Layout
+from tests.run.conftest import EchoJob
+from tests.run.conftest import echo_job as echo_job
+
+NASTY = "</title><script>alert('p')</script>\x1b]0;title\x07\x1b[31m{{ 7 * 7 }}"
+NASTY_NAME = "<img src=x onerror=alert(1)>"
+
+
+class Tags(HTMLParser):
+    """Which elements and attributes a page has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: set[str] = set()
+        self.links: set[str | None] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes |= {name for name, _ in attrs}
+        self.links |= {value for name, value in attrs if name in ("href", "src", "data", "xlink:href")}
+
+
+@pytest.fixture
+def nasty(tmp_path: Path) -> EchoJob:
+    """Rows whose prompts, parameters and column names are HTML, scripts and terminal escapes; some fail."""
+    folder = tmp_path / "<b>job"
+    folder.mkdir()
+    prompts = [f"{NASTY} {number % 3} {'z' * 40} {number}" for number in range(63)]
+    params = ['{"temperature": "<i>hot</i>\\u001b[2J"}' if number % 9 == 0 else None for number in range(63)]
+    pq.write_table(pa.table({"prompt": [*prompts, None], NASTY_NAME: [*params, None]}), folder / "input.parquet")
+    return EchoJob(folder, prompts)
+
+
+def test_a_job_leaves_a_report_and_says_where(echo_job) -> None:
+    job, events = echo_job(300), list[Event]()
+    lifecycle.submit(job.job(max_tokens=30), events.append, StopRequest())
+    at = Layout(job.out)
+    said = [event.text for event in events if isinstance(event, Message)]
+    assert said[-1] == f"report: {at.report}"
+    summary = json.loads(at.summary.read_text())
+    rows = job.rows()
+    assert summary["status"] == "completed"
+    assert summary["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
+    assert summary["finish_reasons"] == dict(Counter(row["finish_reason"] for row in rows))
+    answered = {row["prompt"]: row["completion_tokens"] for row in rows}  # equal prompts are computed once
+    assert summary["counters"]["rows_finished"] == len(answered)
+    prompts = next(each for each in summary["compared"] if each["name"] == "prompt tokens computed")
+    assert prompts["predicted"] == prompts["actual"]
+    assert summary["runs"][0]["ended"] == "completed"
+    slowest = summary["slowest_rows"]
+    assert len(slowest) == 10
+    assert [row["run_s"] for row in slowest] == sorted((row["run_s"] for row in slowest), reverse=True)
+    assert {row["row_idx"]: row["output_tokens"] for row in slowest} == {
+        row["row_idx"]: rows[row["row_idx"]]["completion_tokens"] for row in slowest
+    }
+    assert "all 300 rows done" in at.report.read_text()
+    assert list(at.folder.glob("*-report.html")) == []
+
+
+def test_a_complete_job_is_not_reported_again(echo_job) -> None:
+    job = echo_job(20)
+    job.submit()
+    before = Layout(job.out).report.stat().st_mtime_ns
+    assert job.submit().already_complete
+    assert Layout(job.out).report.stat().st_mtime_ns == before
+
+
+def test_the_map_of_prefixes_names_what_rows_share(echo_job) -> None:
+    job = echo_job(50)
+    job.submit()
+    prefixes = read_prefixes(Layout(job.out).plan)
+    assert prefixes[0].text.startswith("You answer questions about numbers.")
+    facts = gather(job.out)
+    saved = facts.plan["prompt_tokens"] - facts.plan["unique_prompt_tokens"]
+    assert sum(prefix.saved_tokens for prefix in prefixes) == saved
+
+
+def test_nothing_from_the_data_is_markup(nasty: EchoJob) -> None:
+    nasty.submit(prompt_col="prompt", params_col=NASTY_NAME, max_tokens=8)
+    page = Layout(nasty.out).report.read_text()
+    found = Tags(page)
+    assert {"script", "img", "i"} & set(found.tags) <= {"i"}
+    assert not {name for name in found.attributes if name.startswith("on")}
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", page)
+    assert "&lt;script&gt;alert(&#39;p&#39;)&lt;/script&gt;" in page
+    assert "{{ 7 * 7 }}" in page
+    assert "\\x1b" in page
+    assert page.count("<title>") == page.count("</title>")
+    assert found.links == {"data:,"}
+    assert not re.search(r"url\(|@import", page)
+    json.loads(Layout(nasty.out).summary.read_text())
+
+
+def test_errors_are_shown_by_type_with_rows(nasty: EchoJob) -> None:
+    nasty.submit(prompt_col="prompt", params_col=NASTY_NAME, max_tokens=8)
+    errors = gather(nasty.out).results.errors
+    assert [(row.type, row.row_idx) for row in errors] == [
+        ("invalid_params", 0), ("invalid_params", 9), ("invalid_params", 18), ("empty_prompt", 63),
+    ]  # fmt: skip
+
+
+def test_a_killed_and_resumed_job_shows_both_runs_and_the_gap(echo_job) -> None:
+    job = echo_job(3000)
+    arguments = ("--max-num-seqs", "4", "--max-tokens", "60", "--checkpoint-every", "0.1s", "--progress", "none")
+    process = job.start("submit", *arguments)
+    at = Layout(job.out)
+    while process.poll() is None and not read(at.series).samples:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    page = write_report(job.out).page.read_text()
+    assert "Interrupted" in page
+    assert job.call("submit", *arguments).returncode == 0
+    series = read(at.series)
+    assert [run.ended for run in series.runs] == [None, "completed"]
+    page = at.report.read_text()
+    assert page.count('class="gap"') >= 6
+    assert "without a word" in page
+    total = series.total
+    assert total is not None
+    assert total.rows_done == 3000
+
+
+def test_a_planned_job_has_a_report_too(echo_job) -> None:
+    job = echo_job(30)
+    lifecycle.plan(job.job(), lambda event: None)
+    page = write_report(job.out).page.read_text()
+    assert "Planned, not run yet" in page
+
+
+def test_another_job_in_the_folder_starts_without_the_history(echo_job) -> None:
+    job = echo_job(30)
+    job.submit()
+    job.submit(max_tokens=5, overwrite=True)
+    assert len(read(Layout(job.out).series).runs) == 1
+
+
+def test_report_command_prints_the_path_or_the_summary(echo_job) -> None:
+    job = echo_job(30)
+    job.submit()
+    shown = job.call("report", str(job.out))
+    assert (shown.returncode, shown.stdout) == (0, f"{job.out}.batchrun/report.html\n")
+    assert json.loads(job.call("report", str(job.out), "--json").stdout)["status"] == "completed"
+    missing = job.call("report", str(job.folder / "none"))
+    assert (missing.returncode, missing.stdout) == (66, "")
