@@ -5,6 +5,7 @@ goes on where the last one stopped, and returns at once when the job is complete
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ from batchrun.tune import simulation
 from batchrun.tune import tune as tuning
 from batchrun.tune.choice import Weights
 from batchrun.tune.profile import as_tuned, find
+
+_log = logging.getLogger(__name__)
 
 _PROGRESS_FILE_EVERY_S = 2.0
 
@@ -285,8 +288,10 @@ def _report(store: Store, observe: Observe) -> None:
     """Writes the report and says which of its rules ask for attention; a job does not fail for want of it."""
     try:
         report = write_report(store.at.out)
-    except StorageFailed as error:
-        observe(Message("warning", f"no report: {error}"))
+    except Exception as error:
+        # Whatever is wrong with a page about the answers, they are there.
+        _log.debug("no report", exc_info=True)
+        observe(Message("warning", f"no report: {type(error).__name__}: {error}"))
         return
     for verdict in report.facts.fired:
         level: Literal["warning", "info"] = "warning" if verdict.state == "alert" else "info"

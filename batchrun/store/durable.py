@@ -77,7 +77,8 @@ def remove(path: Path) -> None:
     """Removes a file or a whole folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
+    elif os.path.lexists(path):
+        # Only what was seen: a process that was paused here must not remove what its successor has made since.
         path.unlink(missing_ok=True)
 
 
