@@ -35,8 +35,13 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
         StoppedEarly, Interrupted: a third signal came before the second had its effect.
     """
 
+    num_signals = 0
+
     def ask(number: int, frame: FrameType | None) -> None:
-        if stop.level == AT_ONCE:
+        nonlocal num_signals
+        num_signals += 1
+        # Not the level, which a deadline raises too.
+        if num_signals > AT_ONCE:
             _ignore_signals()
             raise _LeaveNow
         # A handler may have interrupted a write to sys.stderr, which cannot be entered twice.

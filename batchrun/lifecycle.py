@@ -19,7 +19,7 @@ import pyarrow as pa
 from batchrun import __version__
 from batchrun.checkpoint import Checkpoint, cache_folder, load_tokenizer, resolve
 from batchrun.engine.statistics import Counters
-from batchrun.errors import DataError, StorageFailed
+from batchrun.errors import DataError, EngineFailed, StorageFailed
 from batchrun.executors import local
 from batchrun.job import Job
 from batchrun.latency import Latencies
@@ -160,9 +160,13 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
             copy_answers(earlier, job, plan, store, observe, shares_prefixes=shares_prefixes)
         ran = local.Ran(is_complete=True, counters=Counters(), seconds=0.0)
         if store.num_done() < plan.summary.num_rows:
-            with _recording(store, observe) as told, recording(store.at, told) as recorded:
-                tuned = _tuned(opened, observe)
-                ran = local.run(tuned, plan, opened.checkpoint, tokenizer(), store, recorded, stop)
+            try:
+                with _recording(store, observe) as told, recording(store, told) as recorded:
+                    tuned = _tuned(opened, observe)
+                    ran = local.run(tuned, plan, opened.checkpoint, tokenizer(), store, recorded, stop)
+            except (DataError, EngineFailed):
+                _report(store, observe)
+                raise
             if not ran.is_complete:
                 _report(store, observe)
                 observe(_finished("stopped", store, plan, ran, began))

@@ -53,7 +53,8 @@ def retry(
             num_rows = len(rows)
             if num_rows:
                 _take_back(opened, rows, asked, observe)
-    return replace(submit(job, observe, stop), retried=num_rows)
+    # What the job said of all its rows does not hold for these: they are computed, and each has failed before.
+    return replace(submit(job.model_copy(update={"reuse": None, "abort_after": None}), observe, stop), retried=num_rows)
 
 
 def _failed(job: Job) -> str:

@@ -90,7 +90,9 @@ def copy_answers(
         found = _Copying(earlier, job, plan, store, spill, shares_prefixes=shares_prefixes).run()
     finally:
         remove(spill)
-    write_file(store.at.reused, json.dumps(asdict(found)).encode(), store.at.tmp)
+    store.check_lease()
+    with storage_errors(store.at.reused):
+        write_file(store.at.reused, json.dumps(asdict(found)).encode(), store.at.tmp)
     gone = f"; {found.vanished:,} of its rows are not in the input any more, see {store.at.vanished}"
     observe(
         Message(

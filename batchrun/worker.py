@@ -183,19 +183,22 @@ class Worker:
 
     def _give_up(self) -> None:
         """Ends the process from the watchdog's thread. What is not saved may be half done, so nothing is."""
-        in_flight = self._engine.in_flight()
         at = self._store.at
-        self._store.suspect(row.row_idx for row in in_flight)
-        with at.stuck.open("w") as file:
-            file.write(f"{self._engine.description}\nrows: {[row.row_idx for row in in_flight]}\n\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
-        _log.error(
-            "a step did not end within %g s (--step-timeout); see %s; the same command goes on",
-            self._pace.step_timeout_s,
-            at.stuck,
-        )
-        self._exit_process(EngineFailed.exit_code)
+        try:
+            in_flight = self._engine.in_flight()
+            self._store.suspect(row.row_idx for row in in_flight)
+            with at.stuck.open("w") as file:
+                file.write(f"{self._engine.description}\nrows: {[row.row_idx for row in in_flight]}\n\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+            _log.error(
+                "a step did not end within %g s (--step-timeout); see %s; the same command goes on",
+                self._pace.step_timeout_s,
+                at.stuck,
+            )
+        finally:
+            # Whatever could not be written: a process that stays would keep the job from everybody.
+            self._exit_process(EngineFailed.exit_code)
 
     def _check_fits(self, plan: Plan) -> None:
         longest, capacity = plan.summary.longest_len, self._engine.capacity

@@ -68,7 +68,7 @@ class Stopwatch:
     def finish(self, completion: Completion, now: float) -> None:
         """The row has ended."""
         row_idx = completion.row_idx
-        began, queue_s = self._begun[row_idx]
+        began, queue_s = self._begun.get(row_idx, (now, 0.0))
         run_s = now - began
         # Most rows are none of the slowest, and cost no more than this comparison.
         if len(self._slowest) < _NUM_SLOWEST or run_s > self._slowest[0].run_s:

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Literal
 
-from batchrun.observe.events import Event, Observe, RunBegan, RunProgress
+from batchrun.errors import StorageFailed
+from batchrun.observe.events import Event, Message, Observe, RunBegan, RunProgress
 from batchrun.report import metrics
 from batchrun.report.series import Sample, began_line, ended_line, minus, read, sample_line
 from batchrun.store.durable import new_name, storage_errors, write_file
 from batchrun.store.layout import Layout
+from batchrun.store.store import Store
 
 Ending = Literal["completed", "cancelled", "failed"]
 MOST_SAMPLES = 600
@@ -22,16 +24,27 @@ _METRICS_EVERY_S = 10.0
 
 
 @contextmanager
-def recording(at: Layout, observe: Observe) -> Iterator[Observe]:
+def recording(store: Store, observe: Observe) -> Iterator[Observe]:
     """`observe`, and the job's series and metrics; at the end, how the process ended.
 
-    Raises StorageFailed when they cannot be written.
+    When they cannot be written it is said once, and the job goes on without. A process that was succeeded writes none.
     """
-    recorder = Recorder(at)
+    recorder = Recorder(store.at)
+    is_failing = False
+
+    def tried(write: Callable[[], None]) -> None:
+        nonlocal is_failing
+        if is_failing or not store.is_held:
+            return
+        try:
+            write()
+        except StorageFailed as error:
+            is_failing = True
+            observe(Message("warning", f"the report will lack what happens from now on: {error}"))
 
     def record(event: Event) -> None:
         observe(event)
-        recorder(event)
+        tried(lambda: recorder(event))
 
     ending: Ending = "failed"
     try:
@@ -41,7 +54,7 @@ def recording(at: Layout, observe: Observe) -> Iterator[Observe]:
         ending = "cancelled"
         raise
     finally:
-        recorder.close(ending)
+        tried(lambda: recorder.close(ending))
 
 
 class Recorder:

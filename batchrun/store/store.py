@@ -110,6 +110,11 @@ class Store:
             with suppress(OSError):
                 lease.release()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the folder is this process's still."""
+        return self._lease is not None and self._lease.is_held
+
     def check_lease(self) -> None:
         """Raises Overtaken, a StoppedEarly, when another process has the folder by now. Outside `lock` nobody asks."""
         if self._lease:
@@ -229,6 +234,7 @@ class Store:
 
     def suspect(self, rows: Iterable[int]) -> None:
         """This process is given up while these rows run. Raises StorageFailed."""
+        self.check_lease()
         suspects.add(self.at, rows)
 
     def load_suspects(self) -> dict[int, int]:
@@ -245,6 +251,7 @@ class Store:
 
     def write_progress(self, progress: Mapping[str, Any]) -> None:
         """Replaces what `status` shows of the running process; its "status" is one of `status.StatusWord`."""
+        self.check_lease()
         temporary = new_name(self.at.tmp, self.at.progress.name)
         with storage_errors(self.at.progress):
             # Not synced: nothing is decided from it, and losing it to a power cut costs nothing.
@@ -328,7 +335,8 @@ class Store:
 
     def _has_answers(self) -> bool:
         at = self.at
-        return self.is_complete or at.ready.exists() or at.partial.exists() or bool(at.list_parts())
+        kept = at.ready, at.partial, at.retry
+        return self.is_complete or any(path.exists() for path in kept) or bool(at.list_parts())
 
     def _start_over(self) -> None:
         """Empties the folder for a new job, each step so that a crash after it leaves a refusal or a fresh start."""

@@ -31,7 +31,8 @@ def finish(at: Layout) -> None:
                 if old.exists():
                     old.rename(new_name(at.tmp, old.name))
                 (at.next / old.name).rename(old)
-        # Tokens of an earlier run of the same rows, which went on to be answers.
-        remove(at.partial)
+        # Of an earlier run of the same rows: its tokens went on to be answers, and its suspects get another try.
+        for known in (at.partial, at.suspects):
+            remove(known)
         sync_folder(at.folder)
         at.next.rmdir()

@@ -1,5 +1,7 @@
 """The record of a run: nothing is lost when it is thinned, killed or continued."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 
@@ -7,10 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from batchrun.latency import Histogram, Latencies, RowTime
+from batchrun.observe.events import Event, Message
 from batchrun.report import recorder as recording_module
 from batchrun.report.recorder import Recorder, recording
 from batchrun.report.series import Sample, Series, read
 from batchrun.store.layout import Layout
+from batchrun.store.store import Store
 from tests.report.samples import BEGAN, progress, sample, series
 
 
@@ -19,6 +23,13 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+@contextmanager
+def kept(at: Layout) -> Iterator[None]:
+    """The folder is not taken for one that came to nothing."""
+    at.plan.mkdir(exist_ok=True)
+    yield
 
 
 @pytest.fixture
@@ -110,9 +121,12 @@ def test_a_damaged_series_is_as_good_as_none(at: Layout, content: bytes) -> None
     assert read(at.series) == Series()
 
 
-def test_how_it_ended_is_written_whatever_ends_it(at: Layout) -> None:
+def test_how_it_ended_is_written_whatever_ends_it(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "out")
+    at = store.at
+
     def work(error: type[BaseException]) -> None:
-        with recording(at, lambda event: None) as observe:
+        with store.lock(), kept(at), recording(store, lambda event: None) as observe:
             observe(BEGAN)
             observe(progress(1.0, 5))
             raise error
@@ -121,10 +135,32 @@ def test_how_it_ended_is_written_whatever_ends_it(at: Layout) -> None:
         with pytest.raises(error):
             work(error)
         assert read(at.series).runs[-1].ended == how
-    with recording(at, lambda event: None) as observe:
+    with store.lock(), kept(at), recording(store, lambda event: None) as observe:
         observe(BEGAN)
         observe(progress(1.0, 5))  # of 1,000
     assert read(at.series).runs[-1].ended == "cancelled"
+
+
+def test_a_series_that_cannot_be_written_is_said_once_and_costs_nothing_else(tmp_path: Path) -> None:
+    store, said = Store.open(tmp_path / "out"), list[Event]()
+    with store.lock(), kept(store.at):
+        store.at.series.mkdir()
+        with recording(store, said.append) as observe:
+            for event in (BEGAN, progress(1.0, 5), progress(2.0, 6)):
+                observe(event)
+    (message,) = [event.text for event in said if isinstance(event, Message)]
+    assert message.startswith(f"the report will lack what happens from now on: {store.at.series}: Is a directory")
+
+
+def test_a_process_that_was_succeeded_records_nothing(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "out")
+    with store.lock(), kept(store.at), recording(store, lambda event: None) as observe:
+        observe(BEGAN)
+        before = store.at.series.read_bytes()
+        store.at.lock.rename(store.at.tmp / "aside")
+        store.at.lock.write_bytes(b"somebody else")
+        observe(progress(1.0, 5))
+    assert store.at.series.read_bytes() == before
 
 
 def test_metrics_are_prometheus_and_count_over_all_processes(at: Layout) -> None:

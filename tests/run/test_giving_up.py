@@ -15,6 +15,12 @@ from batchrun.store.layout import Layout
 from batchrun.watchdog import Watchdog
 from tests.run.conftest import EchoJob, echo_text, environment
 
+_FULL_DISK = """
+from batchrun.store.store import Store
+def refuse(self, rows):
+    raise OSError(28, "No space left on device")
+Store.suspect = refuse
+"""
 _STUCK = """
 import sys, time
 from batchrun.engine.echo import EchoRunner
@@ -119,6 +125,14 @@ def test_a_stuck_step_is_dumped_and_given_up_and_its_row_is_not_tried_for_ever(e
             assert "in _give_up" in dump
     assert codes == [70, 70, 0]
     check(job, {5}, "2 processes of the job ended while this row ran")
+    assert job.call("retry", str(job.out), "-q").returncode == 0
+    check(job, set(), "")
+
+
+def test_a_stuck_process_ends_also_where_nothing_can_be_written(echo_job: Any) -> None:
+    arguments = echo_job(10).command("submit", "--max-tokens", "40", "--step-timeout", "1s", "-q")[3:]
+    ended = subprocess.run([sys.executable, "-c", _FULL_DISK + _STUCK, *arguments], env=environment(), check=False)
+    assert ended.returncode == 70
 
 
 def test_a_watchdog_barks_at_a_step_that_does_not_end_and_at_no_other() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from batchrun.engine.echo import EchoRunner
 from batchrun.engine.step import NO_TOKEN
-from batchrun.errors import AnswersDiffer, InputMissing, StoppedEarly, UsageError
+from batchrun.errors import AnswersDiffer, InputMissing, JobMismatch, StoppedEarly, UsageError
 from batchrun.retry import retry
 from batchrun.stop import StopRequest
 from batchrun.store.layout import Layout
@@ -136,6 +136,17 @@ def test_an_unfinished_retry_goes_on_by_the_same_command_only(echo_job):
     assert outcome.retried == 200
     expected = [echo_text(prompt, 60 if row >= 100 else 10) for row, prompt in enumerate(job.prompts)]
     assert [row["text"] for row in job.rows()] == expected
+
+
+def test_another_job_does_not_take_the_place_of_one_whose_rows_are_all_taken_back(echo_job):
+    job, at_once = echo_job(20), StopRequest()
+    job.submit()
+    at_once.request("SIGTERM")
+    at_once.request("SIGTERM")
+    with pytest.raises(StoppedEarly):
+        again(job, "true", at_once, temperature=0.5)
+    with pytest.raises(JobMismatch):
+        job.submit(max_tokens=7)
 
 
 def test_saved_tokens_of_the_first_run_do_not_get_into_a_retry(echo_job):

@@ -285,4 +285,4 @@ with bench.working() as store:
         assert not store.at.next.exists()
     assert seen[0] == old
     assert seen[-1] == new
-    assert len(folders) > 60
+    assert len(folders) > 50
