@@ -23,6 +23,8 @@ _FILE_ROWS = 16 * _GROUP_ROWS
 _WAITING_BYTES = 512 << 20
 # Each has a file open while the result is written.
 MAX_PARTITIONS = 500
+# The longest name that a folder can have on Linux, macOS and Windows; `partition_folder` gives ASCII.
+_NAME_BYTES = 255
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -98,6 +100,23 @@ def check_partitions(values: pa.Array, column: str) -> None:
         )
     if any(value.is_valid and not str(value) for value in values):
         raise DataError(f"--partition-by: column {column!r} has empty values, which are no folder's name; fill them")
+    for value in values:
+        _check_folder(value, column)
+
+
+def _check_folder(value: pa.Scalar, column: str) -> None:
+    """Raises DataError when the folder of this value cannot be made, or would be read as another value's."""
+    if str(value) == _HIVE_NULL:
+        raise DataError(
+            f"--partition-by: column {column!r} has the value {_HIVE_NULL!r}, which stands for null in folders' names; "
+            "change it"
+        )
+    name = partition_folder(column, value)
+    if len(name) > _NAME_BYTES:
+        raise DataError(
+            f"--partition-by: column {column!r} has the value {str(value)!r}, whose folder's name is {len(name)} bytes "
+            f"long; {_NAME_BYTES} are the most: choose a column with shorter values"
+        )
 
 
 class _Files:
