@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -21,11 +21,10 @@ import pyarrow.parquet as pq
 from batchrun.errors import DataError, InputMissing, OutputRefused, StorageFailed
 from batchrun.plan.batch_requests import CUSTOM_ID
 from batchrun.store.durable import remove, storage_errors, sync_file, sync_folder
+from batchrun.store.export_format import ExportFormat
 from batchrun.store.layout import Layout, read_json
 from batchrun.store.result_rows import connect, read_result
 
-ExportFormat = Literal["jsonl", "openai-batch", "datasets"]
-EXPORT_FORMATS: tuple[str, ...] = get_args(ExportFormat)
 _BATCH_ROWS = 8192
 
 

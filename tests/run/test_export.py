@@ -13,6 +13,7 @@ from batchrun.errors import DataError, InputMissing, OutputRefused, StorageFaile
 from batchrun.retry import retry
 from batchrun.stop import StopRequest
 from batchrun.store.export import export
+from batchrun.store.export_format import EXPORT_FORMATS
 from tests.run.conftest import echo_text, ignore
 from tests.run.test_reuse import day
 
@@ -83,7 +84,16 @@ def test_rows_are_named_by_their_number_without_an_id_column(tmp_path):
     assert [row["custom_id"] for row in lines(tmp_path / "batch.jsonl")] == ["0", "1"]
 
 
-@pytest.mark.parametrize("form", ["jsonl", "openai-batch", "datasets"])
+def test_rows_of_batch_requests_keep_their_own_ids_and_the_help_says_so(tmp_path):
+    job = day(tmp_path / "job", ["one", "two"], custom_id=["x", "y"])
+    job.submit()
+    export(job.out, "openai-batch", tmp_path / "batch.jsonl")
+    assert [row["custom_id"] for row in lines(tmp_path / "batch.jsonl")] == ["x", "y"]
+    shown = " ".join(job.call("export", "--help").stdout.split())
+    assert "its custom_id is the --id-col of the job, or else the column custom_id, or else row_idx" in shown
+
+
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
 def test_a_result_without_rows_is_exported(tmp_path, form):
     job = day(tmp_path / "job", pa.array([], pa.string()))
     job.submit()
@@ -177,7 +187,7 @@ def test_what_exceeds_the_memory_lies_beside_the_target(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["rows.jsonl"]
 
 
-@pytest.mark.parametrize("form", ["jsonl", "openai-batch", "datasets"])
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
 def test_a_damaged_file_in_a_folder_is_said_and_nothing_is_left(tmp_path, form):
     job = day(tmp_path / "job", ["one", "two"], k=["a", "b"])
     job.submit(partition_by="k")
