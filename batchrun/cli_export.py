@@ -6,21 +6,21 @@ from pathlib import Path
 
 import click
 
+from batchrun.store.export_format import EXPORT_FORMATS, ExportFormat
 from batchrun.store.layout import named_by
-
-_FORMATS = ["jsonl", "openai-batch", "datasets"]
 
 
 @click.command()
 @click.argument("output", metavar="OUT")
-@click.option("--to", "form", type=click.Choice(_FORMATS), required=True, help="The form.")
+@click.option("--to", "form", type=click.Choice(EXPORT_FORMATS), required=True, help="The form.")
 @click.option("--output", "-o", "target", metavar="PATH", required=True, help="File, or folder for datasets; is new.")
 @click.option("--json", "is_json", is_flag=True, envvar="BATCHRUN_JSON", help="One JSON object on stdout.")
-def export(output: str, form: str, target: str, is_json: bool) -> None:
+def export(output: str, form: ExportFormat, target: str, is_json: bool) -> None:
     """Write OUT as JSON Lines, OpenAI batch output or datasets folder.
 
     jsonl has every column of every row. openai-batch has a line for each row as the OpenAI Batch API answers it; its
-    custom_id is the --id-col of the job, or else row_idx. datasets is for datasets.load_from_disk.
+    custom_id is the --id-col of the job, or else the column custom_id, or else row_idx. datasets is for
+    datasets.load_from_disk.
 
     \b
     Example:
@@ -28,5 +28,5 @@ def export(output: str, form: str, target: str, is_json: bool) -> None:
     """
     from batchrun.store.export import export as write
 
-    written = write(named_by(Path(output)), form, Path(target))  # type: ignore[arg-type]
+    written = write(named_by(Path(output)), form, Path(target))
     click.echo(json.dumps(asdict(written)) if is_json else written.path)

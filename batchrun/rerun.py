@@ -68,12 +68,15 @@ def rerun(output: Path, share: float, observe: Observe, stop: StopRequest) -> Re
 
     Raises:
         InputMissing: there is no such job, or it is not complete.
+        JobMismatch: the model or the input is not that of the job any more.
         BatchrunError: as `lifecycle.submit`.
     """
     opened = open_job(stored_job(output))
     plan = load_plan(opened.store.at.plan)
     if plan is None or not opened.store.is_complete:
         raise InputMissing(f"{output} is not complete; batchrun resume {output} completes it")
+    # What was changed since would be taken for an answer that does not come out again.
+    opened.store.holds_other(opened.identity)
     rows = _sample(opened.store, opened, share)
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="rerun-") as folder:

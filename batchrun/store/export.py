@@ -12,18 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchrun.errors import DataError, InputMissing, OutputRefused, StorageFailed
 from batchrun.plan.batch_requests import CUSTOM_ID
 from batchrun.store.durable import remove, storage_errors, sync_file, sync_folder
+from batchrun.store.export_format import ExportFormat
 from batchrun.store.layout import Layout, read_json
+from batchrun.store.result_rows import connect, read_result
 
-ExportFormat = Literal["jsonl", "openai-batch", "datasets"]
-EXPORT_FORMATS: tuple[str, ...] = get_args(ExportFormat)
 _BATCH_ROWS = 8192
 
 
@@ -55,12 +56,12 @@ def export(out: Path, form: ExportFormat, target: Path) -> Exported:
     if not target.absolute().parent.is_dir():
         raise OutputRefused(f"cannot create {target}: {target.absolute().parent} is no folder; make it first")
     staging, scratch = (target.with_name(f".{target.name}.{secrets.token_hex(4)}") for _ in range(2))
-    result = _Result.of(at)
+    result = _Result.of(at, scratch)
     try:
         with storage_errors(target), _readable(out):
+            scratch.mkdir()
             if form == "datasets":
-                scratch.mkdir()
-                _save_dataset(result, staging, scratch)
+                _save_dataset(result, staging)
             else:
                 lines = _batch_lines(result) if form == "openai-batch" else _plain_lines(result)
                 _write_lines(lines, staging)
@@ -74,21 +75,26 @@ def export(out: Path, form: ExportFormat, target: Path) -> Exported:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """A complete result: its files, what a job calls things, and where folders by values are in the way of order."""
+    """A complete result: its files, what a job calls things, and where folders by values are in the way of order.
+
+    `scratch` is a folder for what exceeds the memory.
+    """
 
     at: Layout
+    scratch: Path
     files: tuple[Path, ...]
     job: Mapping[str, Any]
     is_partitioned: bool
     num_rows: int
 
     @classmethod
-    def of(cls, at: Layout) -> "_Result":
+    def of(cls, at: Layout, scratch: Path) -> "_Result":
         entries = (read_json(at.manifest) or {"files": []})["files"]
         stored = read_json(at.job)
         assert stored is not None, at.job
         return cls(
             at,
+            scratch,
             tuple(at.out / entry["name"] for entry in entries),
             stored["job"],
             any("/" in entry["name"] for entry in entries),
@@ -109,9 +115,7 @@ class _Result:
         if not self.is_partitioned:
             schema = pq.read_schema(self.files[0]).remove_metadata()
             return pa.RecordBatchReader.from_batches(schema, self._in_files())
-        import duckdb
-
-        rows = duckdb.connect().read_parquet([str(file) for file in self.files], hive_partitioning=True)
+        rows = read_result(connect(self.scratch), self.files)
         return rows.order(f'"{self.prefix}row_idx"').to_arrow_reader(_BATCH_ROWS)
 
     def _in_files(self) -> Iterator[pa.RecordBatch]:
@@ -194,8 +198,8 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _save_dataset(result: _Result, folder: Path, scratch: Path) -> None:
-    """As `Dataset.save_to_disk` does; the cache that datasets makes on the way goes to `scratch`."""
+def _save_dataset(result: _Result, folder: Path) -> None:
+    """As `Dataset.save_to_disk` does; the cache that datasets makes on the way goes to the scratch folder."""
     import datasets
 
     has_bars = datasets.utils.logging.is_progress_bar_enabled()
@@ -209,11 +213,11 @@ def _save_dataset(result: _Result, folder: Path, scratch: Path) -> None:
             return
         files = [str(file) for file in result.files]
         if result.is_partitioned:
-            files = [str(scratch / "ordered.parquet")]
+            files = [str(result.scratch / "ordered.parquet")]
             with result.batches() as reader, pq.ParquetWriter(files[0], reader.schema) as writer:
                 for batch in reader:
                     writer.write_batch(batch)
-        datasets.Dataset.from_parquet(files, cache_dir=str(scratch)).save_to_disk(folder)
+        datasets.Dataset.from_parquet(files, cache_dir=str(result.scratch)).save_to_disk(folder)
     finally:
         if has_bars:
             datasets.utils.logging.enable_progress_bar()
@@ -221,8 +225,8 @@ def _save_dataset(result: _Result, folder: Path, scratch: Path) -> None:
 
 @contextmanager
 def _readable(out: Path) -> Iterator[None]:
-    """Turns what pyarrow raises about the files of `out` into a StorageFailed."""
+    """Turns what pyarrow and DuckDB raise about the files of `out` into a StorageFailed."""
     try:
         yield
-    except pa.ArrowException as error:
+    except (pa.ArrowException, duckdb.Error) as error:
         raise StorageFailed(f"cannot read {out} ({error}); batchrun verify {out} says more") from error

@@ -15,7 +15,7 @@ from batchrun.errors import InputMissing, StorageFailed
 
 _PART_NAME = re.compile(r"part-(\d{5,})-(\d{4,})\.parquet")
 FIRST_FILE = "part-00000.parquet"
-_FOLDER_SUFFIX = ".batchrun"
+FOLDER_SUFFIX = ".batchrun"
 LEASE_S = 30.0  # how long a holder of the lock may give no sign of life
 
 
@@ -36,7 +36,7 @@ class Layout:
 
     @property
     def folder(self) -> Path:
-        return self.out.with_name(self.out.name + _FOLDER_SUFFIX)
+        return self.out.with_name(self.out.name + FOLDER_SUFFIX)
 
     @property
     def job(self) -> Path:
@@ -206,9 +206,9 @@ class Layout:
 
 def named_by(path: Path) -> Path:
     """The OUT of a job of which `path` is OUT or, as the shell completes it, the job folder."""
-    is_folder = path.name.endswith(_FOLDER_SUFFIX) and path.name != _FOLDER_SUFFIX
+    is_folder = path.name.endswith(FOLDER_SUFFIX) and path.name != FOLDER_SUFFIX
     return (
-        path.with_name(path.name.removesuffix(_FOLDER_SUFFIX))
+        path.with_name(path.name.removesuffix(FOLDER_SUFFIX))
         if is_folder and not Layout(path).folder.exists()
         else path
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from batchrun.errors import BatchrunError
-from batchrun.store.layout import Layout, named_by
+from batchrun.store.layout import FOLDER_SUFFIX, Layout
 from batchrun.store.status import Status, status
 
 
@@ -36,11 +36,16 @@ def list_jobs(folder: Path) -> tuple[Listed, ...]:
 def _outputs(folder: Path) -> list[Path]:
     outputs = []
     for path, names, _ in os.walk(folder):
-        jobs = {name for name in names if (Path(path) / name / "job.json").is_file()}
-        outs = [named_by(Path(path) / name) for name in jobs]
-        outputs += [out for out in outs if out.name not in jobs]
-        names[:] = sorted({*names} - jobs - {out.name for out in outs})
+        jobs = {name for name in names if _is_job(Path(path) / name)}
+        outs = {name.removesuffix(FOLDER_SUFFIX) for name in jobs}
+        outputs += [Path(path) / out for out in outs]
+        names[:] = sorted({*names} - jobs - outs)
     return outputs
+
+
+def _is_job(folder: Path) -> bool:
+    has_name = folder.name.endswith(FOLDER_SUFFIX) and folder.name != FOLDER_SUFFIX
+    return has_name and (folder / "job.json").is_file()
 
 
 def _look(out: Path) -> Listed:

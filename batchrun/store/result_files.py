@@ -23,7 +23,11 @@ _FILE_ROWS = 16 * _GROUP_ROWS
 _WAITING_BYTES = 512 << 20
 # Each has a file open while the result is written.
 MAX_PARTITIONS = 500
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+# The longest name that a folder can have on Linux, macOS and Windows; `partition_folder` gives ASCII.
+_NAME_BYTES = 255
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+# In a file's footer: the name and the type of the column that names its folder.
+_COLUMN_KEY, _TYPE_KEY = b"batchrun.partition_by", b"batchrun.partition_type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class ResultFiles:
         self._whole = schema
         self._shape = shape
         by = shape.partition_by
-        self.schema = schema if by is None else schema.remove(schema.get_field_index(by))
+        self.schema = schema if by is None else _without(schema, by)
         self._files: dict[Any, _Files] = {} if by else {None: _Files(folder, self.schema, shape.file_bytes)}
 
     def append(self, columns: list[pa.Array | pa.ChunkedArray]) -> None:
@@ -82,8 +86,27 @@ class ResultFiles:
 
 def partition_folder(column: str, value: pa.Scalar) -> str:
     """COLUMN=value as Hive, DuckDB and pyarrow write it."""
-    text = quote(str(value.cast(pa.string())), safe="") if value.is_valid else _HIVE_NULL
-    return f"{quote(column, safe='')}={text}"
+    text = quote(str(value.cast(pa.string())), safe="") if value.is_valid else HIVE_NULL
+    return folder_prefix(column) + text
+
+
+def folder_prefix(column: str) -> str:
+    """What stands before the value in the name of a folder."""
+    return f"{quote(column, safe='')}="
+
+
+def partition_field(schema: pa.Schema) -> pa.Field | None:
+    """The column that names the folder of a file with this schema and footer; None where it lies in none."""
+    footer = schema.metadata or {}
+    if _COLUMN_KEY not in footer:
+        return None
+    return pa.field(footer[_COLUMN_KEY].decode(), pa.type_for_alias(footer[_TYPE_KEY].decode()))
+
+
+def _without(schema: pa.Schema, column: str) -> pa.Schema:
+    """The schema of files in folders that are named by `column`."""
+    noted = {_COLUMN_KEY: column, _TYPE_KEY: str(schema.field(column).type)}
+    return schema.remove(schema.get_field_index(column)).with_metadata({**(schema.metadata or {}), **noted})
 
 
 def check_partitions(values: pa.Array, column: str) -> None:
@@ -98,6 +121,23 @@ def check_partitions(values: pa.Array, column: str) -> None:
         )
     if any(value.is_valid and not str(value) for value in values):
         raise DataError(f"--partition-by: column {column!r} has empty values, which are no folder's name; fill them")
+    for value in values:
+        _check_folder(value, column)
+
+
+def _check_folder(value: pa.Scalar, column: str) -> None:
+    """Raises DataError when the folder of this value cannot be made, or would be read as another value's."""
+    if str(value) == HIVE_NULL:
+        raise DataError(
+            f"--partition-by: column {column!r} has the value {HIVE_NULL!r}, which stands for null in folders' names; "
+            "change it"
+        )
+    name = partition_folder(column, value)
+    if len(name) > _NAME_BYTES:
+        raise DataError(
+            f"--partition-by: column {column!r} has the value {str(value)!r}, whose folder's name is {len(name)} bytes "
+            f"long; {_NAME_BYTES} are the most: choose a column with shorter values"
+        )
 
 
 class _Files:

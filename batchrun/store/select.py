@@ -5,9 +5,11 @@ from pathlib import Path
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed, UsageError
+from batchrun.store.result_rows import connect, read_result
 
 
 def select_rows(files: Sequence[Path], where: str, index_column: str, scratch: Path) -> NDArray[np.int64]:
@@ -17,8 +19,11 @@ def select_rows(files: Sequence[Path], where: str, index_column: str, scratch: P
         UsageError: DuckDB does not accept the condition; the message is its own.
         StorageFailed: a file cannot be read.
     """
-    with duckdb.connect(config={"temp_directory": str(scratch)}) as connection:
-        rows = connection.read_parquet([str(file) for file in files], hive_partitioning=True)
+    with connect(scratch) as connection:
+        try:
+            rows = read_result(connection, files)
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise StorageFailed(f"cannot read the result: {error}") from error
         column = duckdb.ColumnExpression(index_column)
         try:
             # The line break ends a comment.

@@ -43,6 +43,16 @@ def test_all_jobs_are_found_the_latest_first(jobs: Path) -> None:
     assert shown[3].endswith(f"1h00m ago   {jobs}/a")
 
 
+def test_a_folder_with_a_job_json_of_somebody_elses_is_no_job(tmp_path: Path) -> None:
+    for name in ("other", "other/inner", ".batchrun"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.json").write_text("{}")
+    make_job(tmp_path / "other" / "mine", 1000.0)
+    make_job(tmp_path / "odd.batchrun", 900.0)
+    found = [job.output for job in list_jobs(tmp_path)]
+    assert found == [str(tmp_path / "other" / "mine"), str(tmp_path / "odd.batchrun")]
+
+
 def test_list_as_json_is_one_object(run: Run, jobs: Path) -> None:
     found = json.loads(run("list", str(jobs), "--json").stdout)["jobs"]
     assert [Path(job["output"]).name for job in found] == ["b\x1b[1m", "broken", "a"]

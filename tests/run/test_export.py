@@ -4,13 +4,17 @@ import datetime
 import json
 
 import datasets
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchrun.errors import DataError, InputMissing, OutputRefused
+from batchrun.errors import DataError, InputMissing, OutputRefused, StorageFailed
+from batchrun.retry import retry
+from batchrun.stop import StopRequest
 from batchrun.store.export import export
-from tests.run.conftest import echo_text
+from batchrun.store.export_format import EXPORT_FORMATS
+from tests.run.conftest import echo_text, ignore
 from tests.run.test_reuse import day
 
 PROMPTS = ["one", "", "three", "fünf"]
@@ -80,7 +84,16 @@ def test_rows_are_named_by_their_number_without_an_id_column(tmp_path):
     assert [row["custom_id"] for row in lines(tmp_path / "batch.jsonl")] == ["0", "1"]
 
 
-@pytest.mark.parametrize("form", ["jsonl", "openai-batch", "datasets"])
+def test_rows_of_batch_requests_keep_their_own_ids_and_the_help_says_so(tmp_path):
+    job = day(tmp_path / "job", ["one", "two"], custom_id=["x", "y"])
+    job.submit()
+    export(job.out, "openai-batch", tmp_path / "batch.jsonl")
+    assert [row["custom_id"] for row in lines(tmp_path / "batch.jsonl")] == ["x", "y"]
+    shown = " ".join(job.call("export", "--help").stdout.split())
+    assert "its custom_id is the --id-col of the job, or else the column custom_id, or else row_idx" in shown
+
+
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
 def test_a_result_without_rows_is_exported(tmp_path, form):
     job = day(tmp_path / "job", pa.array([], pa.string()))
     job.submit()
@@ -114,3 +127,74 @@ def test_the_command_prints_the_path(tmp_path):
     done = job.call("export", str(job.out), "--to", "jsonl", "-o", str(tmp_path / "rows.jsonl"), "--json")
     assert json.loads(done.stdout) == {"path": str(tmp_path / "rows.jsonl"), "num_rows": 2}
     assert job.call("export", str(job.out), "--to", "xml", "-o", "x").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "exported"),
+    [
+        (["00123", "1e3", None, "true"], ["00123", "1e3", None, "true"]),
+        (["a/b c", "50%+", "it's", "k=v"], ["a/b c", "50%+", "it's", "k=v"]),
+        ([True, None, False, True], [True, None, False, True]),
+        ([-7, 2**60, None, 0], [-7, 2**60, None, 0]),
+        ([datetime.date(2026, 1, 2), None] * 2, ["2026-01-02", None] * 2),
+    ],
+)
+def test_a_column_in_the_folders_names_keeps_its_type_and_folders_above_are_no_columns(tmp_path, values, exported):
+    """Neither a new column for `ds`, nor another value for `k` and the result's own `name`."""
+    folder = tmp_path / "ds=2026-01-01" / "k=other" / "name=it's"
+    folder.mkdir(parents=True)
+    job = day(folder / "job", ["one", "two", "three", "four"], name=["a", "b", "c", "d"], k=values, filename=["f"] * 4)
+    job.submit(partition_by="k")
+    export(job.out, "jsonl", tmp_path / "rows.jsonl")
+    rows = lines(tmp_path / "rows.jsonl")
+    assert [row["k"] for row in rows] == exported
+    assert [row["name"] for row in rows] == ["a", "b", "c", "d"]
+    assert "ds" not in rows[0]
+    assert rows[0]["filename"] == "f"
+    export(job.out, "datasets", tmp_path / "saved")
+    loaded = datasets.load_from_disk(str(tmp_path / "saved"))
+    assert loaded["k"][:] == values
+    assert loaded.features["k"] == datasets.Features.from_arrow_schema(pa.schema([("k", pa.array(values).type)]))["k"]
+
+
+def test_a_condition_sees_a_column_in_the_folders_names_as_its_type_and_no_folder_above(tmp_path):
+    folder = tmp_path / "name=z"
+    folder.mkdir()
+    job = day(folder / "job", ["one", "two", "three"], name=["a", "b", "c"], k=["007", "7", None])
+    job.submit(partition_by="k")
+    for where, num_rows in {"k = '007'": 1, "k LIKE '0%' OR k IS NULL": 2, "name <> 'z'": 3}.items():
+        assert retry(job.out, where, {}, ignore, StopRequest()).retried == num_rows
+    plain = day(folder / "plain", ["one", "two"], name=["a", "b"])
+    plain.submit()
+    assert retry(plain.out, "name = 'b'", {}, ignore, StopRequest()).retried == 1
+
+
+def test_what_exceeds_the_memory_lies_beside_the_target(tmp_path, monkeypatch):
+    job = day(tmp_path / "job", ["one", "two"], k=["a", "b"])
+    job.submit(partition_by="k")
+    connect, folders = duckdb.connect, []
+
+    def noted(*arguments, **options):
+        connection = connect(*arguments, **options)
+        folders.append(connection.sql("SELECT current_setting('temp_directory')").fetchall()[0][0])
+        return connection
+
+    monkeypatch.setattr(duckdb, "connect", noted)
+    (tmp_path / "to").mkdir()
+    export(job.out, "jsonl", tmp_path / "to" / "rows.jsonl")
+    assert folders
+    assert all(folder.startswith(f"{tmp_path}/to/.rows.jsonl.") for folder in folders)
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
+def test_a_damaged_file_in_a_folder_is_said_and_nothing_is_left(tmp_path, form):
+    job = day(tmp_path / "job", ["one", "two"], k=["a", "b"])
+    job.submit(partition_by="k")
+    path = job.out / "k=b" / "part-00000.parquet"
+    content = path.read_bytes()
+    for damaged in (content[:-40], content[:4] + b"\xff" * (len(content) // 2) + content[4 + len(content) // 2 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(StorageFailed, match=r"cannot read .*/out \(.*\); batchrun verify .*/out says more"):
+            export(job.out, form, tmp_path / "target")
+        assert [path.name for path in tmp_path.iterdir()] == ["job"]

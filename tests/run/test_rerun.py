@@ -1,12 +1,14 @@
 """A sample of a result computed once more, beside it."""
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchrun.errors import InputMissing, UsageError
+from batchrun import lifecycle
+from batchrun.errors import InputMissing, JobMismatch, UsageError
 from batchrun.rerun import Difference, rerun, share_of
 from batchrun.retry import retry
 from batchrun.stop import StopRequest
@@ -36,6 +38,20 @@ def test_a_share_is_a_sample_of_the_rows_that_did_not_fail(tmp_path):
     assert again(job, 0.1).rows == 10
     assert again(job, 1.0).rows == 99
     assert again(job, 0.0001).rows == 1
+
+
+def test_a_model_or_an_input_that_has_changed_since_is_not_compared(tmp_path, monkeypatch):
+    job = day(tmp_path / "job", ["one", "two"])
+    job.submit()
+    known = lifecycle._resolve(job.job())
+    other = replace(known, spec=replace(known.spec, digest="changed"))
+    with monkeypatch.context() as patched:
+        patched.setattr(lifecycle, "_resolve", lambda _: other)
+        with pytest.raises(JobMismatch, match=r"differing: model\)"):
+            again(job, 1.0)
+    day(tmp_path / "job", ["one", "three"])
+    with pytest.raises(JobMismatch, match=r"differing: inputs\)"):
+        again(job, 1.0)
 
 
 def test_a_text_that_differs_is_told_by_row_and_token(tmp_path):

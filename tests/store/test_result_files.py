@@ -62,12 +62,15 @@ def test_verify_finds_a_row_that_is_missing_in_a_folder_or_out_of_order(bench):
 @pytest.mark.parametrize(
     ("values", "message"),
     [(pa.array([1.5]), "is double; folders need text"), (pa.array([[1]]), "is list"),
-     (pa.array(range(501)), "more than 500 values"), (pa.array(["a", ""]), "has empty values")],
+     (pa.array(range(501)), "more than 500 values"), (pa.array(["a", ""]), "has empty values"),
+     (pa.array(["a", "語" * 28]), "has the value '語語.*語', whose folder's name is 257 bytes long; 255 are"),
+     (pa.array([None, "__HIVE_DEFAULT_PARTITION__"]), "has the value '__HIVE_DEFAULT_PARTITION__', .* for null")],
 )  # fmt: skip
 def test_columns_that_cannot_be_folders_are_refused(values, message):
     with pytest.raises(DataError, match=f"--partition-by: column 'lang' {message}|{message}"):
         check_partitions(values, "lang")
     check_partitions(pa.array([True, None]), "lang")
+    check_partitions(pa.array(["語" * 27, "a" * 250]), "lang")
     assert partition_folder("a b", pa.scalar(7)) == "a%20b=7"
 
 
