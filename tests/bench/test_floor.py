@@ -99,8 +99,8 @@ def test_a_model_that_the_formula_does_not_describe_has_no_floor(
     assert read_decoder(tmp_path) is None
 
 
-def test_the_floor_is_the_slower_of_computing_and_reading_at_the_better_rates() -> None:
-    before, after = Rates(100.0, 10.0), Rates(50.0, 40.0, multiply_adds_per_s=120.0)
-    assert Floor(Least(flops=1000, num_bytes=80), (before, after)).seconds == 10.0
-    assert Floor(Least(flops=1000, num_bytes=800), (before, after)).seconds == 20.0
-    assert Floor(Least(1, 1), (before, after)).best == Rates(100.0, 40.0, 120.0)
+def test_the_floor_is_the_slower_of_computing_and_reading_at_the_usual_rates() -> None:
+    rates = Rates(100.0, 10.0), Rates(50.0, 40.0, multiply_adds_per_s=120.0), Rates(300.0, 90.0)
+    assert Floor(Least(flops=1000, num_bytes=80), rates).seconds == 10.0
+    assert Floor(Least(flops=1000, num_bytes=800), rates).seconds == 20.0
+    assert Floor(Least(1, 1), rates).usual == Rates(100.0, 40.0, 120.0)

@@ -1,4 +1,4 @@
-"""A whole benchmark: the machine's rates, the ways by turns, the rates again, and whether the answers agree."""
+"""A whole benchmark: the ways by turns, the machine's rates between them, and whether the answers agree."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -7,8 +7,8 @@ from functools import partial
 
 from batchrun_jobs.bench import agreement, floor
 from batchrun_jobs.bench.agreement import Agreement
-from batchrun_jobs.bench.floor import Floor
-from batchrun_jobs.bench.measured import Measured, alternating, measure
+from batchrun_jobs.bench.floor import Floor, Rates
+from batchrun_jobs.bench.measured import Measured, measure
 from batchrun_jobs.bench.process import ChildFailedError, Processes
 from batchrun_jobs.bench.way import Way
 from batchrun_jobs.bench.workload import Workload
@@ -43,30 +43,40 @@ def compare(
     Raises ChildFailedError when the rates or the logits cannot be computed.
     """
     decoder = None if processes.model is None else floor.read_decoder(processes.model)
-    before = floor.measure_rates(processes) if decoder is not None else None
-    runs, failed = _run(ways, workload, processes, repeat, say)
-    found = None
-    if decoder is not None and before is not None:
-        found = Floor(floor.least(workload, decoder), (before, floor.measure_rates(processes)))
+    rates: list[Rates] = []
+    pause = (lambda: rates.append(floor.measure_rates(processes))) if decoder is not None else lambda: None
+    runs, failed = _run(ways, workload, processes, repeat, pause, say)
+    found = Floor(floor.least(workload, decoder), tuple(rates)) if decoder is not None else None
     judge = partial(agreement.plain_distances, processes=processes)
     agreements = agreement.compare(runs, workload, judge, tie) if runs else {}
     return Comparison(runs, agreements, found, failed)
 
 
 def _run(
-    ways: Sequence[Way], workload: Workload, processes: Processes, repeat: int, say: Say
+    ways: Sequence[Way],
+    workload: Workload,
+    processes: Processes,
+    repeat: int,
+    pause: Callable[[], None],
+    say: Say,
 ) -> tuple[dict[str, list[Measured]], tuple[str, ...]]:
-    """The runs, and a line for each way that failed; such a way is not tried again, and its runs are left out."""
+    """The runs, and a line for each way that failed; such a way is not tried again, and its runs are left out.
+
+    A B A B ..., so that a machine that slows down meanwhile slows all of them, with a `pause` around each A B.
+    """
     runs: defaultdict[str, list[Measured]] = defaultdict(list)
     failed: dict[str, str] = {}
-    for way in alternating(ways, repeat):
-        if way.label in failed:
-            continue
-        try:
-            run = measure(way, workload, processes)
-        except ChildFailedError as error:
-            failed[way.label] = f"{way.label} failed: {error}"
-            continue
-        runs[way.label].append(run)
-        say(f"{way.label}: {run.run_s:.2f} s, ready after {run.ready_s:.1f} s")
+    pause()
+    for _ in range(repeat):
+        for way in ways:
+            if way.label in failed:
+                continue
+            try:
+                run = measure(way, workload, processes)
+            except ChildFailedError as error:
+                failed[way.label] = f"{way.label} failed: {error}"
+                continue
+            runs[way.label].append(run)
+            say(f"{way.label}: {run.run_s:.2f} s, ready after {run.ready_s:.1f} s")
+        pause()
     return {label: measured for label, measured in runs.items() if label not in failed}, tuple(failed.values())

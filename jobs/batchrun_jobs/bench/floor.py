@@ -11,7 +11,7 @@
 that prompts share is computed once, the nodes of their trie; and, of each different prompt, the answer but its last
 token, behind which nothing is computed. *sampled* are the tokens of the answers, the only ones that need logits.
 *pairs* are of a query and a key: a token attends to itself and to all before it. *steps* is the longest answer, since
-each of its tokens needs all weights again. The rates are measured beside the runs.
+each of its tokens needs all weights again. The rates are those that last, measured between the runs.
 
 Not counted, because it could be done meanwhile or in another way: norms, activations, the softmax, reading keys and
 values, planning. So a ratio of 1 cannot quite be reached. Quantised weights have another floor.
@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from batchrun_jobs.bench.process import CHILDREN, Processes
@@ -67,25 +68,24 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What must be done, and how fast the machine was before the runs and after them."""
+    """What must be done, and how fast the machine was before the runs and after each round of them."""
 
     least: Least
-    rates: tuple[Rates, Rates]
+    rates: tuple[Rates, ...]
 
     @property
-    def best(self) -> Rates:
-        """A machine that was that fast at either time can be."""
-        before, after = self.rates
+    def usual(self) -> Rates:
+        """The medians: a machine's clock changes, and the runs have had the same changes."""
         adds = [rates.multiply_adds_per_s for rates in self.rates if rates.multiply_adds_per_s is not None]
         return Rates(
-            max(before.flops_per_s, after.flops_per_s),
-            max(before.bytes_per_s, after.bytes_per_s),
-            max(adds, default=None),
+            median(rates.flops_per_s for rates in self.rates),
+            median(rates.bytes_per_s for rates in self.rates),
+            median(adds) if adds else None,
         )
 
     @property
     def seconds(self) -> float:
-        return max(self.least.flops / self.best.flops_per_s, self.least.num_bytes / self.best.bytes_per_s)
+        return max(self.least.flops / self.usual.flops_per_s, self.least.num_bytes / self.usual.bytes_per_s)
 
 
 def read_decoder(folder: Path) -> Decoder | None:

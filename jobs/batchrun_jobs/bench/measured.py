@@ -1,14 +1,11 @@
 """The runs of the ways: each in a child of its own, one after another, by turns."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from batchrun_jobs.bench.process import Ended, Processes
 from batchrun_jobs.bench.way import Way
 from batchrun_jobs.bench.workload import Workload
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +40,6 @@ class Measured:
             others=ended.others,
             latencies=found.get("latencies"),
         )
-
-
-def alternating(ways: Sequence[T], repeat: int) -> Iterator[T]:
-    """A B A B …, so that a machine that slows down meanwhile slows all of them."""
-    for _ in range(repeat):
-        yield from ways
 
 
 def measure(way: Way, workload: Workload, processes: Processes) -> Measured:

@@ -68,13 +68,13 @@ def text(rows: Sequence[Row]) -> str:
 
 def floor_text(floor: Floor) -> str:
     """Where the floor comes from; a line."""
-    best, least = floor.best, floor.least
-    seen = " and ".join(f"{rates.flops_per_s / 1e9:.0f}" for rates in floor.rates)
-    limit = f"; registers alone {best.multiply_adds_per_s / 1e9:.0f}" if best.multiply_adds_per_s else ""
+    usual, least = floor.usual, floor.least
+    seen = [rates.flops_per_s / 1e9 for rates in floor.rates]
+    limit = f"; registers alone {usual.multiply_adds_per_s / 1e9:.0f}" if usual.multiply_adds_per_s else ""
     return (
-        f"floor {floor.seconds:.2f} s: {least.flops / 1e12:.3f} TFLOP at {best.flops_per_s / 1e9:.0f} GFLOP/s "
-        f"({seen} before and after the runs{limit}), "
-        f"or {least.num_bytes / 1e9:.1f} GB at {best.bytes_per_s / 1e9:.1f} GB/s"
+        f"floor {floor.seconds:.2f} s: {least.flops / 1e12:.3f} TFLOP at {usual.flops_per_s / 1e9:.0f} GFLOP/s "
+        f"({min(seen):.0f} to {max(seen):.0f} between the runs{limit}), "
+        f"or {least.num_bytes / 1e9:.1f} GB at {usual.bytes_per_s / 1e9:.1f} GB/s"
     )
 
 

@@ -19,7 +19,17 @@ INLINE void NAME(scores_of)(const int rows, const struct run *run, int runs, con
         const float *next = fetches ? (const float *)values : 0;
         const float *end = fetches ? (const float *)(values + run[i].length * a->value_dim) : 0;
         VECTOR acc[ROWS][2] = {0};
-        if (run[i].length > LANES) {
+        if (WIDTH == LANES && run[i].length == LANES && i + 1 < runs) {
+            /* Two runs at once, each the other vector; the values of one are fetched in either half. */
+            const long half = a->key_dim / 2, apart = (const COLUMN *)run[++i].keys - keys;
+            NAME(accumulate)(acc, rows, 2, q, a->key_dim, keys, apart, a->block_size, half, next, end, 2 * KV_LINES);
+            next = fetches ? (const float *)run[i].values : 0;
+            end = fetches ? (const float *)((const COLUMN *)run[i].values + run[i].length * a->value_dim) : 0;
+            NAME(accumulate)(acc, rows, 2, q + half, a->key_dim, keys + half * a->block_size, apart, a->block_size,
+                             a->key_dim - half, next, end, 2 * KV_LINES);
+            NAME(store)(acc, rows, 2, c, SCORE_STRIDE);
+            c += LANES;
+        } else if (run[i].length > LANES) {
             NAME(accumulate)(acc, rows, 2, q, a->key_dim, keys, LANES, a->block_size, a->key_dim, next, end, KV_LINES);
             NAME(store)(acc, rows, 2, c, SCORE_STRIDE);
         } else {

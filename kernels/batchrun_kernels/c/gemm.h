@@ -1,6 +1,6 @@
 /* y = x W^T + bias in float32, the weights packed once as panels of 16 outputs: [ceil(n / 16)][k][16].
  *
- * Threads share out the pairs of a block of rows and a panel, so that a product of few panels and many rows keeps all
+ * Threads share out cells of a block of rows and two panels, so that a product of few panels and many rows keeps all
  * of them busy.
  */
 
@@ -36,15 +36,15 @@ NOINLINE void NAME(gemm_single)(int rows, const float *a, long lda, const float 
     FOR_ROWS(gemm_rows, rows, 1, a, lda, b, 0, k, c, ldc, first, next, end, lines)
 }
 
-/* The outputs of `panels` from panel `p` on for the groups `low ... high`, carried on over `piece` steps of k from
- * `start`. A last panel of fewer than 16 columns is computed beside y: a row of y is no wider than n. `next` is
- * prefetched where there are groups to compute meanwhile: what the following call will take from the panels. */
-static void NAME(gemm_panels)(const struct product *a, long low, long high, long p, long panels, long start, long piece,
-                              const float *next)
+/* The outputs of a cell, carried on over `piece` steps of k from `start`. A last panel of fewer than 16 columns is
+ * computed beside y: a row of y is no wider than n. `next` is prefetched where there are groups to compute meanwhile:
+ * what the following cell will take from the panels. */
+static void NAME(gemm_cell)(const struct product *a, const struct cell *cell, long start, long piece, const float *next)
 {
-    const float *panel = a->packed + (p * a->k + start) * WIDTH;
+    const long low = cell->low, high = cell->high, panels = cell->to - cell->from, column = cell->from * WIDTH;
+    const float *panel = a->packed + (cell->from * a->k + start) * WIDTH;
     const long first = group_row(a->m, a->groups, low), rows = group_row(a->m, a->groups, high) - first;
-    const long column = p * WIDTH, full = panels * WIDTH, width = a->n - column < full ? a->n - column : full;
+    const long full = panels * WIDTH, width = a->n - column < full ? a->n - column : full;
     float *y = a->y + first * a->n + column, aside[width < full ? rows * full : 1];
     float *c = width < full ? aside : y;
     const long ldc = width < full ? full : a->n;
@@ -79,19 +79,14 @@ static void NAME(gemm)(const float *x, const float *packed, const float *bias, f
 {
     const struct product a = {x, packed, bias, y, m, n, k, (m + ROWS - 1) / ROWS};
     const long deep = k < K_PIECE ? k : K_PIECE;
-#pragma omp parallel if (m * n * k > SMALL_WORK)
-    {
-        struct share share = share_of(m, n, ROWS, BLOCK_FLOATS / deep);
-        struct part part;
-        while (next_part(&share, &part))
-            for (long start = 0; start < k; start += deep) {
-                const long piece = k - start < deep ? k - start : deep;
-                for (long p = part.from, panels; p < part.to; p += panels) {
-                    panels = part.to - p < PANELS ? part.to - p : PANELS;
-                    NAME(gemm_panels)(&a, part.low, part.high, p, panels, start, piece,
-                                      p + panels < part.to ? packed + ((p + panels) * k + start) * WIDTH : 0);
-                }
-            }
+    const struct grid grid = grid_of(m, n, ROWS, BLOCK_FLOATS / deep, PANELS);
+    for (long start = 0; start < k; start += deep) {
+        const long piece = k - start < deep ? k - start : deep, least = least_cells(&grid, m * n * piece);
+#pragma omp parallel for schedule(guided, least) if (m * n * piece > SMALL_WORK)
+        for (long i = 0; i < grid.cells; i++) {
+            const struct cell cell = cell_of(&grid, i);
+            NAME(gemm_cell)(&a, &cell, start, piece, cell.to < grid.panels ? packed + (cell.to * k + start) * WIDTH : 0);
+        }
     }
 }
 #undef PANELS

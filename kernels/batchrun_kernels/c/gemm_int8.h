@@ -93,25 +93,22 @@ NOINLINE void NAME(int8_single)(int rows, const struct product_int8 *a, long row
 
 static void NAME(gemm_int8)(const struct product_int8 *a)
 {
-#pragma omp parallel if (a->m * a->n * a->pairs > SMALL_WORK)
-    {
-        struct share share = share_of(a->m, a->n, ROWS, BLOCK_BYTES / (4 * a->pairs));
-        struct part part;
-        while (next_part(&share, &part))
-            for (long p = part.from, panels; p < part.to; p += panels) {
-                panels = part.to - p < PANELS ? part.to - p : PANELS;
-                for (long g = part.low; g < part.high; g++) {
-                    const long row = group_row(a->m, share.groups, g);
-                    const int rows = (int)(group_row(a->m, share.groups, g + 1) - row);
-                    const long turn = g - part.low;
-                    const long following = turn < panels && p + panels + turn < part.to ? p + panels + turn : p;
-                    const int8_t *ahead = a->packed + following * a->pairs * 2 * WIDTH;
-                    if (panels * WIDTH > LANES)
-                        NAME(int8_pair)(rows, a, row, p, ahead);
-                    else
-                        NAME(int8_single)(rows, a, row, p, ahead);
-                }
-            }
+    const struct grid grid = grid_of(a->m, a->n, ROWS, BLOCK_BYTES / (4 * a->pairs), PANELS);
+    const long least = least_cells(&grid, a->m * a->n * a->pairs);
+#pragma omp parallel for schedule(guided, least) if (a->m * a->n * a->pairs > SMALL_WORK)
+    for (long i = 0; i < grid.cells; i++) {
+        const struct cell cell = cell_of(&grid, i);
+        const long panels = cell.to - cell.from;
+        for (long g = cell.low; g < cell.high; g++) {
+            const long row = group_row(a->m, grid.groups, g);
+            const int rows = (int)(group_row(a->m, grid.groups, g + 1) - row);
+            const long turn = g - cell.low, following = turn < panels ? cell.to + turn : grid.panels;
+            const int8_t *ahead = a->packed + (following < grid.panels ? following : cell.from) * a->pairs * 2 * WIDTH;
+            if (panels * WIDTH > LANES)
+                NAME(int8_pair)(rows, a, row, cell.from, ahead);
+            else
+                NAME(int8_single)(rows, a, row, cell.from, ahead);
+        }
     }
 }
 #undef PANELS

@@ -1,44 +1,47 @@
-/* How the threads of a product share out its work: pairs of a block of rows and a panel of outputs. */
+/* How the threads of a product share out its work: cells of a block of rows and the panels multiplied with it at once. */
 
 #define WIDTH 16
 /* Rows that a block has at most. */
 #define BLOCK_ROWS 168
+/* Multiply-adds of a thread that are shared out evenly. */
+#define EVEN_WORK (1L << 25)
 
-/* A thread's pairs `begin ... end`, block by block. Rows are taken in groups, which share registers, and groups in
- * blocks whose part of x stays in the second-level cache while the panels pass over it. */
-struct share {
-    long groups, blocks, panels, begin, end;
+/* Cells block by block. Rows are taken in groups, which share registers, and groups in blocks whose part of x stays in
+ * the second-level cache while the panels pass over it. */
+struct grid {
+    long groups, blocks, panels, at_once, columns, cells;
 };
 
 /* The groups `low ... high` of a block, and the panels `from ... to` that are multiplied with them. */
-struct part {
+struct cell {
     long low, high, from, to;
 };
 
-/* The calling thread's share of m rows by n outputs, with at most `fitting` rows in a block and `rows` in a group. */
-static struct share share_of(long m, long n, long rows, long fitting)
+/* Of m rows by n outputs, with at most `fitting` rows in a block, `rows` in a group and `at_once` panels in a cell. */
+static struct grid grid_of(long m, long n, long rows, long fitting, long at_once)
 {
-    struct share s = {.groups = (m + rows - 1) / rows, .panels = (n + WIDTH - 1) / WIDTH};
+    struct grid g = {.groups = (m + rows - 1) / rows, .panels = (n + WIDTH - 1) / WIDTH, .at_once = at_once};
     long most = (fitting < BLOCK_ROWS ? fitting : BLOCK_ROWS) / rows;
     most = most > 0 ? most : 1;
-    s.blocks = (s.groups + most - 1) / most;
-    s.begin = s.blocks * s.panels * omp_get_thread_num() / omp_get_num_threads();
-    s.end = s.blocks * s.panels * (omp_get_thread_num() + 1) / omp_get_num_threads();
-    return s;
+    g.blocks = (g.groups + most - 1) / most;
+    g.columns = (g.panels + at_once - 1) / at_once;
+    g.cells = g.blocks * g.columns;
+    return g;
 }
 
-/* Takes the next block's part from the share; 0: there is none. */
-static int next_part(struct share *s, struct part *p)
+static struct cell cell_of(const struct grid *g, long i)
 {
-    if (s->begin >= s->end)
-        return 0;
-    const long block = s->begin / s->panels, behind = (block + 1) * s->panels;
-    p->low = s->groups * block / s->blocks;
-    p->high = s->groups * (block + 1) / s->blocks;
-    p->from = s->begin - block * s->panels;
-    p->to = (s->end < behind ? s->end : behind) - block * s->panels;
-    s->begin = block * s->panels + p->to;
-    return 1;
+    const long block = i / g->columns, from = i % g->columns * g->at_once, to = from + g->at_once;
+    return (struct cell){g->groups * block / g->blocks, g->groups * (block + 1) / g->blocks, from,
+                         to < g->panels ? to : g->panels};
+}
+
+/* Cells that a thread takes at once at the end of `work` multiply-adds: one, so that who is slower for a moment takes
+ * fewer; its even share of what is done before that pays. */
+static long least_cells(const struct grid *g, long work)
+{
+    const long threads = omp_get_max_threads();
+    return work < threads * EVEN_WORK ? (g->cells + threads - 1) / threads : 1;
 }
 
 /* The first row of a group of m rows: their sizes differ by one at most. */
