@@ -113,7 +113,11 @@ def batchrun() -> None:
 
 def main() -> None:
     """The entry point of the installed command."""
-    # The libraries make a million objects that stay; looking through them again and again takes over half a second.
-    gc.set_threshold(10_000)
+    # The libraries make a million objects that stay; looking through them again and again takes over half a second,
+    # and as long once more at the exit.
+    gc.set_threshold(100_000)
     signal.signal(signal.SIGINT, interrupt_once)
-    batchrun(prog_name="batchrun")
+    try:
+        batchrun(prog_name="batchrun")
+    finally:
+        gc.freeze()

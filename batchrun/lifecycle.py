@@ -30,7 +30,6 @@ from batchrun.plan.sharing import decide
 from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
 from batchrun.recall import Recall
 from batchrun.report.recorder import recording
-from batchrun.report.report import write_report
 from batchrun.reuse import copied, copy_answers, earlier_job, foresee
 from batchrun.stop import StopRequest
 from batchrun.store.durable import storage_errors, write_file
@@ -290,6 +289,9 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
 
 def _report(store: Store, observe: Observe) -> None:
     """Writes the report and says which of its rules ask for attention; a job does not fail for want of it."""
+    # Imported here: it reads the answers with libraries that take a while to load, and engines should not wait.
+    from batchrun.report.report import write_report
+
     try:
         report = write_report(store.at.out)
     except Exception as error:
