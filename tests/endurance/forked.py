@@ -19,6 +19,10 @@ import batchrun.executors.local
 import batchrun.lifecycle
 import batchrun.store.verify  # noqa: F401
 from batchrun.cli import batchrun as command
+from batchrun.report import page
+
+
+page.template()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,14 @@ class Ended:
     @property
     def is_killed(self) -> bool:
         return self.exit_code == -signal.SIGKILL
+
+
+def import_engine() -> None:
+    """What a job with weights imports besides, so that forks need not. Computes nothing: threads would not survive."""
+    import transformers.modeling_utils  # noqa: F401
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import batchrun.engine.runner  # noqa: F401
 
 
 def start(arguments: Sequence[str], said: Path, prepare: Callable[[], None] = lambda: None) -> int:
