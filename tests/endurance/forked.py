@@ -21,7 +21,6 @@ import batchrun.store.verify  # noqa: F401
 from batchrun.cli import batchrun as command
 from batchrun.report import page
 
-
 page.template()
 
 
@@ -39,7 +38,7 @@ class Ended:
 
 def import_engine() -> None:
     """What a job with weights imports besides, so that forks need not. Computes nothing: threads would not survive."""
-    import transformers.modeling_utils  # noqa: F401
+    import transformers.modeling_utils
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import batchrun.engine.runner  # noqa: F401

@@ -87,12 +87,16 @@ class Scenarios:
     def _killed(self, before: Path, arguments: tuple[str, ...], number: int, name: str) -> None:
         """Leaves what the command has done with call `number` in the folder `name`."""
         case = self._folder(name)
-        ended, _ = self._spoiler.spoil(before, Scenario(name, before, arguments, {}).command(case), case, number, "killed")
+        ended, _ = self._spoiler.spoil(
+            before, Scenario(name, before, arguments, {}).command(case), case, number, "killed"
+        )
         assert ended.is_killed, ended
 
 
 def _commits(calls: list[Call]) -> list[int]:
     """The numbers of the calls by which rows were committed."""
-    found = [number for number, call in enumerate(calls, 1) if call.name == "link" and call.other.parent.name == "parts"]
+    found = [
+        number for number, call in enumerate(calls, 1) if call.name == "link" and call.other.parent.name == "parts"
+    ]
     assert found, "nothing was committed"
     return found

@@ -23,7 +23,9 @@ class Spoiler:
         assert ended.exit_code == 0, ended
         return calls
 
-    def spoil(self, before: Path, command: list[str], case: Path, number: int, fault: Fault) -> tuple[Ended, list[Call]]:
+    def spoil(
+        self, before: Path, command: list[str], case: Path, number: int, fault: Fault
+    ) -> tuple[Ended, list[Call]]:
         """How the command ended, and its calls, the `number`th of which met `fault`; on `case`, a new copy of `before`.
 
         Where it was paused, another process of the same command has ended before it is woken.
