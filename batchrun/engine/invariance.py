@@ -147,7 +147,7 @@ def _first_own(number: int) -> int:
 
 
 def _rows(vocab_size: int, num_copies: int = 1, *, shares_blocks: bool = False) -> list[Sequence]:
-    """One of each length, then copies of each tail; over the first blocks of the one that they begin as, or their own."""
+    """One of each length, then copies of each tail, over blocks of their own or the first of the one they begin as."""
     random, num_blocks = np.random.default_rng(3), 0
     rows: list[Sequence] = []
     prompts = [random.integers(0, vocab_size, length, dtype=np.int32) for length in _LENGTHS]
