@@ -182,7 +182,8 @@ def main(
             for scenario in scenarios:
                 calls = spoiler.record(scenario.before, scenario.command(scratch / "case"), scratch / "case")
                 shutil.rmtree(scratch / "case")
-                chosen = choice.points(calls, is_reading=scenario.is_reading)
+                chosen = list(choice.points(calls, is_reading=scenario.is_reading))
+                click.echo(f"{scenario.name}: {len(calls):,} calls, {len(chosen):,} points", err=True)
                 for point in pool.map(partial(spoil, scratch, library, scenario), chosen):
                     points.append(point)
                     if point.wrong or full:
