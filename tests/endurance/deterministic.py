@@ -1,6 +1,6 @@
 """Answers the same rows in other orders, batches and pools, with kills, and counts the rows whose text changes.
 
-    python -m tests.endurance.deterministic [--rows 32] [--max-tokens 16] [FILE...]
+    python -m tests.endurance.deterministic [--rows 20] [--max-tokens 16] [FILE...]
 
 on the example's reviews, or files with a column `prompt`. All combinations are run with `--deterministic` and without
 it (and with `--torch` without the C kernels, where torch computes). Then the job is timed with and without the option,
@@ -11,6 +11,7 @@ by turns, and half of its rows are computed again by `verify --rerun`. Exit stat
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -32,6 +33,15 @@ from batchrun_kernels import native
 from tests.endurance import forked
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
+# Long enough for rows to be read together where they share it, short enough to be computed often.
+_TEMPLATE = """Each review of a product, a restaurant or an app is followed by the customer's sentiment.
+
+Review: Boils in two minutes and looks good on the counter. Would buy again.
+Sentiment: positive
+Review: Stopped working after two days, and nobody answers the phone.
+Sentiment: negative
+Review: {{ review }}
+Sentiment:"""
 _CHUNKS = (512, 64, 17, 2048, 100, 256, 33, 1024, 128, 512)
 _ROWS = (128, 8, 3, 64, 5, 16, 2, 32, 12, 1)
 _KILLS = (0, 0, 2, 0, 1, 3, 0, 1, 2, 0)
@@ -106,7 +116,7 @@ def kill_once_it_has_saved(command: list[str], at: Layout, rng: random.Random, w
     before, child = saved(), forked.start(command, at.out.with_name("said"), way.prepare)
     while forked.is_running(child):
         if saved() != before:
-            time.sleep(rng.uniform(0, 0.5))
+            time.sleep(rng.uniform(0, 0.2))
             os.kill(child, signal.SIGKILL)
             break
         time.sleep(0.02)
@@ -193,7 +203,7 @@ def price(work: Work, rounds: int) -> None:
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@click.option("--rows", "num_rows", default=32, show_default=True, help="Of each file, evenly from all over it.")
+@click.option("--rows", "num_rows", default=20, show_default=True, help="Of each file, evenly from all over it.")
 @click.option("--max-tokens", default=16, show_default=True)
 @click.option("--model", "-m")
 @click.option("--torch", "in_torch", is_flag=True, help="Also without the C kernels.")
@@ -205,9 +215,7 @@ def main(
     """Print what differs in each way, and what the option costs."""
     began = time.perf_counter()
     forked.import_engine()
-    column, prompt = (
-        ("prompt", ("--prompt-col", "prompt")) if files else ("review", ("-t", str(_EXAMPLES / "triage.j2")))
-    )
+    column, prompt = ("prompt", ("--prompt-col", "prompt")) if files else ("review", ("-t", _TEMPLATE))
     tables = [pq.read_table(file, columns=[column]) for file in files or (_EXAMPLES / "reviews.parquet",)]
     rows = pa.concat_tables([table.take(np.linspace(0, table.num_rows - 1, num_rows).astype(int)) for table in tables])
     rows = rows.append_column("id", pa.array(range(rows.num_rows)))
@@ -216,7 +224,8 @@ def main(
     chosen = combinations(rows.num_rows, seed)
     found = [compare(way, work, chosen) for way in _WAYS[: 3 if in_torch else 2]]
     price(work, rounds)
-    click.echo(f"{time.perf_counter() - began:.0f} s in all")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    click.echo(f"{time.perf_counter() - began:.0f} s in all, {used.ru_utime + used.ru_stime:.0f} s of processor time")
     num_rows, num_missed = found[0]
     sys.exit(1 if num_rows or num_missed else 0)
 

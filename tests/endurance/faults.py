@@ -11,6 +11,7 @@ an undisturbed run, byte for byte. Exit status 1: something else came of one. Ne
 
 import multiprocessing
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -192,7 +193,11 @@ def main(
     if points:
         click.echo(table(points, "command, fault", lambda point: f"{point.scenario}, {point.fault}") + "\n")
         click.echo(table(points, "call", lambda point: point.call) + "\n")
-    click.echo(f"{len(points):,} points in {time.perf_counter() - began:.0f} s, {num_wrong:,} wrong")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    click.echo(
+        f"{len(points):,} points in {time.perf_counter() - began:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of "
+        f"processor time; {num_wrong:,} wrong"
+    )
     sys.exit(1 if num_wrong or not points else 0)
 
 

@@ -51,7 +51,7 @@ _TARGETS = {
         1000,
     ),
     "smollm2": Target(
-        ("--deterministic", "-t", str(_EXAMPLES / "triage.j2"), "--chat", "off", "--stop", "###", "--limit", "48",
+        ("--deterministic", "-t", str(_EXAMPLES / "triage.j2"), "--chat", "off", "--stop", "###", "--limit", "32",
          "--max-tokens", "24", "--max-num-seqs", "16", "--max-num-batched-tokens", "128", "--checkpoint-every", "0.2s"),
         50,
     ),
