@@ -94,7 +94,10 @@ def _given(call: Call) -> Path:
 
 def _take_back(call: Call) -> None:
     name = _given(call)
-    if call.name == "rename" and name.exists() and call.path.parent.exists():
+    if call.name == "rename" and name.exists() and call.path.exists():
+        # Another has its old name by now, which is durable: it is lost.
+        shutil.rmtree(name) if name.is_dir() else name.unlink()
+    elif call.name == "rename" and name.exists() and call.path.parent.exists():
         name.rename(call.path)
     elif call.name == "mkdir" and name.is_dir():
         shutil.rmtree(name)
