@@ -6,6 +6,7 @@ nothing of engines or models.
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -89,7 +90,9 @@ def copy_answers(
             spill.mkdir()
         found = _Copying(earlier, job, plan, store, spill, shares_prefixes=shares_prefixes).run()
     finally:
-        remove(spill)
+        # What cannot be removed now is swept by whoever takes the lock next.
+        with suppress(OSError):
+            remove(spill)
     store.check_lease()
     with storage_errors(store.at.reused):
         write_file(store.at.reused, json.dumps(asdict(found)).encode(), store.at.tmp)

@@ -3,10 +3,10 @@
 Two parts. Everything that torch computes in a step is listed, operation by operation: it may move numbers, or compute
 each from one place of its inputs by a rounding that is fixed. A sum of torch's may be taken in an order that the rows
 beside decide, and some of its functions round differently at the end of a thread's share. All else is done by kernels
-whose bits are their row's by construction. Then some rows are computed alone, together and in other pieces.
+whose bits are their row's by construction. Then some rows are computed alone, together, in other pieces, and over
+blocks that they share.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +25,16 @@ from batchrun.engine.step import Item, ScheduledBatch
 from batchrun.errors import ModelUnavailable
 from batchrun_kernels import Attention, native
 
+Steps = tuple[tuple[int, ...], ...]
+
 _BLOCK_SIZE = 16
 _LENGTHS = (3, 37, 90)
-# Steps as the tokens that each of the sequences computes in them: alone, together, and cut in many ways.
-_ALONE = ((3, 0, 0), (0, 37, 0), (0, 0, 90))
-_TOGETHER = ((3, 37, 90),)
-_CUT = ((1, 20, 1), (1, 1, 63), (0, 13, 1), (1, 1, 20), (0, 2, 5))
+# Further rows begin as the last of these does, for more than a tile of attention, and have so many tokens of their own.
+_SHARED_LEN, _TAILS = 80, (1, 7)
+# Steps as the tokens that each of the rows computes in them: alone, together, and cut in many ways.
+_ALONE = ((3, 0, 0, 0, 0), (0, 37, 0, 0, 0), (0, 0, 90, 0, 0), (0, 0, 0, 81, 0), (0, 0, 0, 0, 87))
+_TOGETHER = ((3, 37, 90, 81, 87),)
+_CUT = ((1, 20, 1, 80, 1), (1, 1, 63, 0, 63), (0, 13, 1, 1, 1), (1, 1, 20, 0, 20), (0, 2, 5, 0, 2))
 
 _MOVES = frozenset({
     "alias", "arange", "cat", "chunk", "clone", "concat", "contiguous", "copy_", "detach", "detach_", "dropout",
@@ -68,18 +72,27 @@ def prove_invariance(module: Any, expected: Expected, attention: Attention, kv_p
     Raises ModelUnavailable, saying what stands in the way, when a row's bits may depend on what is computed beside it.
     """
 
-    def logits(steps: tuple[tuple[int, ...], ...]) -> Tensor:
-        return _logits(module, attention, kv_place, expected.vocab_size, steps)
+    def logits(rows: list[Sequence], steps: Steps) -> list[Tensor]:
+        return _logits(module, attention, kv_place, rows, steps)
 
+    vocab_size = expected.vocab_size
     with _Listening() as heard:
-        together = logits(_TOGETHER)
+        together = logits(_rows(vocab_size), _TOGETHER)
     if unknown := sorted(name for name in heard.names if not _is_fixed(name)):
         raise ModelUnavailable(
             f"{expected.name} leaves {', '.join(unknown)} to torch, whose rounding can depend on the rows beside; "
             "leave out --deterministic"
         )
-    if not all(torch.equal(logits(steps), together) for steps in (_ALONE, _CUT)):
-        raise ModelUnavailable(f"{expected.name} gives a row other logits beside other rows; leave out --deterministic")
+    for steps in (_ALONE, _CUT):
+        _require_equal(expected.name, logits(_rows(vocab_size), steps), together)
+    num_copies, num_plain = _copies_for_teams(), len(_LENGTHS)
+    in_teams = logits(_rows(vocab_size, num_copies, shares_blocks=True), _steps_of_teams(num_copies))
+    _require_equal(expected.name, in_teams, together[:num_plain] + together[num_plain:] * num_copies)
+
+
+def _require_equal(name: str, found: list[Tensor], together: list[Tensor]) -> None:
+    if not all(torch.equal(one, other) for one, other in zip(found, together, strict=True)):
+        raise ModelUnavailable(f"{name} gives a row other logits beside other rows; leave out --deterministic")
 
 
 class _Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -106,31 +119,59 @@ def _is_the_same_anywhere(op: str) -> bool:
     return all(torch.equal(function(numbers[begin:end].clone()), whole[begin:end]) for begin, end in spans)
 
 
-def _logits(
-    module: Any, attention: Attention, kv_place: Tensor, vocab_size: int, steps: tuple[tuple[int, ...], ...]
-) -> Tensor:
-    """[tokens of all sequences, vocab], sequence by sequence, from the steps one after another."""
-    sequences = list(_sequences(vocab_size))
-    cache = KVCache(sum(len(one.block_table) for one in sequences), _BLOCK_SIZE, attention, kv_place)
-    parts: list[list[Tensor]] = [[] for _ in sequences]
+def _logits(module: Any, attention: Attention, kv_place: Tensor, rows: list[Sequence], steps: Steps) -> list[Tensor]:
+    """[tokens, vocab] of each row, from the steps one after another; of those that begin as another, their own tokens.
+
+    So they have as many as they would, had they computed what they share or not.
+    """
+    cache = KVCache(1 + max(max(row.block_table) for row in rows), _BLOCK_SIZE, attention, kv_place)
+    parts: list[list[Tensor]] = [[] for _ in rows]
     for counts in steps:
-        chosen = [(number, count) for number, count in enumerate(counts) if count]
-        items = tuple(Item(sequences[number], sequences[number].num_computed, count, True) for number, count in chosen)
+        chosen = [number for number, count in enumerate(counts) if count]
+        items = tuple(Item(rows[number], rows[number].num_computed, counts[number], True) for number in chosen)
         batch = pack(ScheduledBatch(items), _BLOCK_SIZE, kv_place.device)
-        batch = replace(batch, sampled=torch.arange(batch.input_ids.shape[1]))
+        own = [item.end - max(item.start, _first_own(number)) for number, item in zip(chosen, items, strict=True)]
+        ends = np.cumsum([item.num_tokens for item in items])
+        sampled = [np.arange(end - max(count, 0), end) for end, count in zip(ends, own, strict=True)]
+        batch = replace(batch, sampled=torch.from_numpy(np.concatenate(sampled)))
         logits = run_packed(module, batch, cache, attention.plan(batch.work))
-        for (number, count), part in zip(chosen, torch.split(logits, [count for _, count in chosen]), strict=True):
+        for number, part in zip(chosen, torch.split(logits, [len(each) for each in sampled]), strict=True):
             parts[number].append(part)
-            sequences[number].num_computed += count
-    return torch.cat([part for own in parts for part in own])
+            rows[number].num_computed += counts[number]
+    return [torch.cat(part) for part in parts]
 
 
-def _sequences(vocab_size: int) -> Iterator[Sequence]:
-    random, first = np.random.default_rng(3), 0
-    for row, length in enumerate(_LENGTHS):
-        ids = random.integers(0, vocab_size, length, dtype=np.int32)
-        sequence = Sequence(Request(row, ids, SamplingParams(max_tokens=1)), arrival=row)
-        num_blocks = -(-length // _BLOCK_SIZE)
-        sequence.block_table = list(range(first, first + num_blocks))
-        first += num_blocks
-        yield sequence
+def _first_own(number: int) -> int:
+    """The first token of a row whose logits count."""
+    return 0 if number < len(_LENGTHS) else _SHARED_LEN
+
+
+def _rows(vocab_size: int, num_copies: int = 1, *, shares_blocks: bool = False) -> list[Sequence]:
+    """One of each length, then copies of each tail, over blocks of their own or the first of the one they begin as."""
+    random, num_blocks = np.random.default_rng(3), 0
+    rows: list[Sequence] = []
+    prompts = [random.integers(0, vocab_size, length, dtype=np.int32) for length in _LENGTHS]
+    tails = [random.integers(0, vocab_size, length, dtype=np.int32) for length in _TAILS]
+    prompts += [np.concatenate([prompts[-1][:_SHARED_LEN], tail]) for tail in tails] * num_copies
+    for number, ids in enumerate(prompts):
+        row = Sequence(Request(number, ids, SamplingParams(max_tokens=1)), arrival=number)
+        if shares_blocks:
+            row.num_computed = _first_own(number)
+        shared = rows[len(_LENGTHS) - 1].block_table[: row.num_computed // _BLOCK_SIZE] if row.num_computed else []
+        needed = -(-len(ids) // _BLOCK_SIZE) - len(shared)
+        row.block_table = [*shared, *range(num_blocks, num_blocks + needed)]
+        num_blocks += needed
+        rows.append(row)
+    return rows
+
+
+def _copies_for_teams() -> int:
+    """Enough that rows of one token that share blocks are read together and still leave no thread without work."""
+    return max(2, 2 * torch.get_num_threads())
+
+
+def _steps_of_teams(num_copies: int) -> Steps:
+    """What is shared is computed first; then the rows that share it go on beside each other, a token at a time."""
+    steps = [(*_LENGTHS[:-1], _SHARED_LEN, *(0 for _ in _TAILS * num_copies))]
+    steps += [(0, 0, 1, *(int(step < tail) for tail in _TAILS * num_copies)) for step in range(max(_TAILS))]
+    return (*steps, (0, 0, _LENGTHS[-1] - _SHARED_LEN - max(_TAILS), *(0 for _ in _TAILS * num_copies)))

@@ -6,10 +6,11 @@ Decides what is said; how it looks is the template's and the pictures' affair.
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from batchrun import __version__
@@ -43,16 +44,7 @@ _WORDS_OF_STATE = {"ok": "ok", "hint": "hint", "alert": "alert", "unknown": "not
 
 def render(facts: Facts) -> str:
     """The page."""
-    environment = Environment(
-        loader=PackageLoader("batchrun.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_safe,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"n": "{:,}".format, "size": size, "duration": duration, "short": short_duration}
-    return environment.get_template("template.html.j2").render(
+    return template().render(
         facts=facts,
         name=Path(facts.status.output).name,
         headline=_headline(facts),
@@ -70,6 +62,21 @@ def render(facts: Facts) -> str:
         version=__version__,
         written=_moment(time.time()),
     )
+
+
+@cache
+def template() -> Template:
+    """The page's, compiled once a process."""
+    environment = Environment(
+        loader=PackageLoader("batchrun.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_safe,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"n": "{:,}".format, "size": size, "duration": duration, "short": short_duration}
+    return environment.get_template("template.html.j2")
 
 
 def _safe(value: object) -> object:

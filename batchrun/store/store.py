@@ -281,7 +281,9 @@ class Store:
                     # Aside, not deleted: a crash before the new answers are in place must not cost the old ones.
                     # When they are aside already, this OUT is somebody else's, and the rename refuses.
                     at.out.rename(at.replaced)
+                    # Both folders: were the mark gone and the old answers back, they would seem somebody else's.
                     sync_folder(at.out.parent)
+                    sync_folder(at.folder)
                 # After the old answers have left OUT, before the new ones enter it: OUT without this mark is ours.
                 at.overwriting.unlink(missing_ok=True)
                 sync_folder(at.folder)

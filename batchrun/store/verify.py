@@ -59,9 +59,7 @@ def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
     scan = _Scan(index_column, schema, is_partitioned=any("/" in name for name in expected))
     for name, entry in expected.items():
         scan.read(at.out / name, entry)
-    found = {path for path in at.out.rglob("*") if not path.is_dir()}
-    for path in sorted(found - {at.out / name for name in expected}):
-        scan.problems.append(f"{path} is not part of the result; move it away")
+    scan.look_for_others(at.out, {at.out / name for name in expected})
     scan.finish(planned)
     if scan.problems:
         scan.problems.append(f"move {out} away and run the same command again: every row's result is kept")
@@ -99,6 +97,14 @@ class _Scan:
             self.problems.append(f"{path} is missing")
         except (pa.ArrowException, OSError) as error:
             self.problems.append(f"{path} cannot be read: {str(error).splitlines()[0]}")
+
+    def look_for_others(self, out: Path, expected: set[Path]) -> None:
+        try:
+            found = {path for path in out.rglob("*") if not path.is_dir()}
+        except OSError as error:
+            self.problems.append(f"{out} cannot be listed: {error.strerror}")
+            return
+        self.problems += [f"{path} is not part of the result; move it away" for path in sorted(found - expected)]
 
     def _read_rows(self, path: Path) -> None:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:

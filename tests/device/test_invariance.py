@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchrun.engine import invariance
+from batchrun.engine.batch import ForwardBatch
 from batchrun.engine.engine import Engine
 from batchrun.engine.fused import FusedLinear
 from batchrun.engine.invariance import require_fixed_kernels
+from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.model import Model
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.runner import RunnerOptions, TorchRunner
@@ -155,6 +158,26 @@ def test_a_kernel_that_looks_at_the_rows_beside_is_found_out(monkeypatch: pytest
     monkeypatch.setattr(FusedLinear, "forward", lambda self, x: original(self, x) + 1e-4 * (x.numel() // x.shape[-1]))
     with pytest.raises(ModelUnavailable, match="other logits beside other rows"):
         Model.adopt(make_model("llama", **WIDE), is_deterministic=True)
+
+
+@needs_library
+def test_a_kernel_that_spoils_rows_over_shared_blocks_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that share their first tiles are read together, and the proof must come by that."""
+    original, num_sharing = invariance.run_packed, []
+
+    def spoiled(module: Any, batch: ForwardBatch, cache: KVCache, plan: Any) -> Tensor:
+        logits, decoding = original(module, batch, cache, plan), np.array(batch.work.q_lens) == 1
+        if not decoding.any():
+            return logits
+        tiles = np.unique(batch.work.block_table.numpy()[decoding, :4], axis=0, return_counts=True)[1]
+        num_sharing.append(max(tiles))
+        return logits + 1e-4 * (num_sharing[-1] > 1)
+
+    monkeypatch.setattr(invariance, "run_packed", spoiled)
+    with pytest.raises(ModelUnavailable, match="other logits beside other rows"):
+        Model.adopt(make_model("llama", **WIDE), is_deterministic=True)
+    # Of so many, whatever the heads, two at least are read together by every one of two threads.
+    assert max(num_sharing) >= 4 * torch.get_num_threads()
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb  # noqa: F401
 import pyarrow.parquet  # noqa: F401
 
 import batchrun.cli_run
 import batchrun.cli_status
 import batchrun.executors.local
 import batchrun.lifecycle
+import batchrun.report.report
+import batchrun.retry
+import batchrun.reuse
+import batchrun.store.listing
+import batchrun.store.status
 import batchrun.store.verify  # noqa: F401
 from batchrun.cli import batchrun as command
+from batchrun.report import page
+
+page.template()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,14 @@ class Ended:
     @property
     def is_killed(self) -> bool:
         return self.exit_code == -signal.SIGKILL
+
+
+def import_engine() -> None:
+    """What a job with weights imports besides, so that forks need not. Computes nothing: threads would not survive."""
+    import transformers.modeling_utils
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import batchrun.engine.runner  # noqa: F401
 
 
 def start(arguments: Sequence[str], said: Path, prepare: Callable[[], None] = lambda: None) -> int:
@@ -55,6 +72,11 @@ def start(arguments: Sequence[str], said: Path, prepare: Callable[[], None] = la
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         sys.stderr.flush()
     os._exit(1)
+
+
+def is_running(child: int) -> bool:
+    """Whether the child has not ended; leaves an ended one to `wait`."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
 def is_paused(child: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal
 SOURCE = Path(__file__).with_name("fault_shim.c")
 _REFUSE, _FILL, _KILL, _KILL_HALFWAY, _PAUSE = range(1, 6)
 _TAKE_SPACE = {"create", "write", "link", "mkdir"}
-_LOOK = {"open", "read", "list", "mmap"}
+_CHANGE_NOTHING = {"open", "read", "list", "mmap", "close"}
 
 Fault = Literal["refused", "disk full", "killed", "cut in half", "power cut", "paused"]
 _ACTIONS: dict[Fault, int] = {
@@ -33,11 +33,11 @@ class Call:
 
     @property
     def faults(self) -> list[Fault]:
-        """What can befall it."""
+        """What can befall it. Beside a close the disk is as the call before left it."""
         found: list[Fault] = ["refused"]
         if self.name in _TAKE_SPACE:
             found.append("disk full")
-        if self.name not in _LOOK:
+        if self.name not in _CHANGE_NOTHING:
             found += ["killed", "power cut", "paused"]
         if self.name == "write":
             found.append("cut in half")
@@ -94,7 +94,10 @@ def _given(call: Call) -> Path:
 
 def _take_back(call: Call) -> None:
     name = _given(call)
-    if call.name == "rename" and name.exists() and call.path.parent.exists():
+    if call.name == "rename" and name.exists() and call.path.exists():
+        # Another has its old name by now, which is durable: it is lost.
+        shutil.rmtree(name) if name.is_dir() else name.unlink()
+    elif call.name == "rename" and name.exists() and call.path.parent.exists():
         name.rename(call.path)
     elif call.name == "mkdir" and name.is_dir():
         shutil.rmtree(name)

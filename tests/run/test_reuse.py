@@ -1,5 +1,6 @@
 """A job that copies what an earlier one has answered: the same result as without it, and only the new rows computed."""
 
+import errno
 import random
 import subprocess
 
@@ -186,6 +187,18 @@ def test_the_earlier_job_may_go_once_its_answers_are_copied(echo_job, tmp_path):
     with pytest.raises(InputMissing):
         today.submit(reuse=str(yesterday.out), overwrite=True)
     assert today.result() == before
+
+
+def test_a_temporary_folder_that_cannot_be_removed_is_no_harm(echo_job, tmp_path, monkeypatch):
+    """It was a traceback; whoever takes the lock next sweeps it."""
+    monday, tuesday = nights(echo_job, tmp_path)
+    monday.submit(max_tokens=9)
+
+    def refuse(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr("batchrun.reuse.remove", refuse)
+    assert tuesday.submit(max_tokens=9, reuse=str(monday.out)).reused
 
 
 def test_a_job_killed_while_it_copies_and_computes_ends_like_one_that_never_was(echo_job, tmp_path):

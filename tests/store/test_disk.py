@@ -76,6 +76,24 @@ def test_publication_syncs_all_it_contains_before_out_appears(bench, inputs, tra
         ]
 
 
+def test_old_answers_are_aside_for_good_before_the_mark_that_says_so_goes(bench, inputs, trace):
+    """A power cut between left them at OUT without the mark, and every later command refused OUT as somebody else's."""
+    with bench.working() as store:
+        bench.commit(store, 0, [0, 1])
+        bench.publish(store, inputs(2))
+    with bench.working(overwrite=True) as store:
+        bench.commit(store, 0, [0, 1])
+        trace.clear()
+        bench.publish(store, inputs(2))
+    at = trace.index("rename replaced")
+    assert trace[at : at + 4] == [
+        "rename replaced",
+        f"fsync {bench.out.parent.name}",
+        "fsync out.batchrun",
+        "unlink overwriting",
+    ]
+
+
 @pytest.mark.parametrize("call", ["fsync", "link"])
 def test_commit_that_the_disk_refuses_is_a_storage_error_and_the_rows_are_done_later(bench, monkeypatch, call):
     def fail(*args: object) -> None:

@@ -1,5 +1,6 @@
 """What `verify` finds in OUT afterwards, and that it finds nothing when nothing is wrong."""
 
+import errno
 from pathlib import Path
 
 import pyarrow as pa
@@ -84,3 +85,12 @@ def test_verify_reads_without_permission_to_write(published):
         path.chmod(0o555)
     assert verify(published).is_ok
     published.chmod(0o755)
+
+
+def test_a_result_that_cannot_be_listed_is_a_problem_and_no_traceback(published, monkeypatch):
+    def refuse(path, pattern):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "rglob", refuse)
+
+    assert verify(published).problems[0] == f"{published} cannot be listed: Input/output error"
