@@ -16,11 +16,14 @@ from pydantic import BaseModel, create_model
 
 from batchrun.errors import AnswersDiffer, InputMissing
 from batchrun.job import CHANGEABLE, Job
-from batchrun.lifecycle import OpenedJob, open_job, stored_job, submit
+from batchrun.lifecycle import submit
 from batchrun.observe.events import Message, Observe
+from batchrun.opened import OpenedJob, open_job, stored_job
 from batchrun.outcome import Outcome
-from batchrun.plan.plan import Again, load_plan, make_plan
+from batchrun.plan.plan import load_plan
+from batchrun.plan.planner import Again, make_plan
 from batchrun.plan.replace import replace_rows
+from batchrun.recall import Recall, giving_way
 from batchrun.settings import merge, validated
 from batchrun.stop import StopRequest
 from batchrun.store.durable import new_name, storage_errors, sync_file
@@ -46,13 +49,14 @@ def retry(
     job = stored_job(output)
     asked = {"where": where or _failed(job), "changes": json.loads(json.dumps(_checked(changes)))}
     opened = open_job(job)
+    heeding = Recall(job, opened.store.at, stop).heeded_by(giving_way(observe, stop))
     with opened.store.lock(job.wait_lock):
         num_rows = _unfinished(opened, asked)
         if num_rows is None:
             rows = _selected(opened, asked["where"])
             num_rows = len(rows)
             if num_rows:
-                _take_back(opened, rows, asked, observe)
+                _take_back(opened, rows, asked, heeding)
     # What the job said of all its rows does not hold for these: they are computed, and each has failed before.
     return replace(submit(job.model_copy(update={"reuse": None, "abort_after": None}), observe, stop), retried=num_rows)
 

@@ -4,9 +4,8 @@ Copied rows are committed as any others, so that whatever kills this, the same c
 nothing of engines or models.
 """
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,21 +21,13 @@ from batchrun.plan.keys import KEY_TYPE, row_keys
 from batchrun.plan.members import members, num_members
 from batchrun.plan.params import merged
 from batchrun.plan.plan import Plan, Unit, load_plan, read_unit
-from batchrun.store.durable import new_name, remove, replace_file, storage_errors, write_file
+from batchrun.store.durable import new_name, remove, replace_file, storage_errors
 from batchrun.store.layout import Layout, read_json
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import read_answered
+from batchrun.store.reused import Reused, read_reused, write_reused
 from batchrun.store.store import Store
 from batchrun.tasks.generate import result_schema
-
-
-@dataclass(frozen=True, slots=True)
-class Reused:
-    """`rows` of this job got their answer from the job `earlier`, of which `vanished` rows are not in the input."""
-
-    earlier: str
-    rows: int
-    vanished: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +82,7 @@ def copy_answers(
     finally:
         remove(spill)
     store.check_lease()
-    with storage_errors(store.at.reused):
-        write_file(store.at.reused, json.dumps(asdict(found)).encode(), store.at.tmp)
+    write_reused(store.at, found)
     gone = f"; {found.vanished:,} of its rows are not in the input any more, see {store.at.vanished}"
     observe(
         Message(
@@ -110,14 +100,8 @@ def foresee(earlier: Earlier, job: Job, plan: Plan) -> int:
     return sum(int(num_members(table)[own >= 0].sum()) for _, table, own in _with_places(plan, places))
 
 
-def copied(store: Store) -> Reused | None:
-    """What was copied into this job; None when nothing was. Raises StorageFailed when that is not readable."""
-    content = read_json(store.at.reused)
-    return None if content is None else Reused(**content)
-
-
 def _is_copied(reuse: str, store: Store) -> bool:
-    before = copied(store)
+    before = read_reused(store.at)
     return before is not None and before.earlier == reuse
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet  # noqa: F401
 import batchrun.cli_run
 import batchrun.cli_status
 import batchrun.executors.local
-import batchrun.lifecycle
+import batchrun.running
 import batchrun.store.verify  # noqa: F401
 from batchrun.cli import batchrun as command
 

@@ -8,15 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchrun import lifecycle
+from batchrun import lifecycle, planning
 from batchrun.engine.echo import EchoRunner
 from batchrun.engine.step import NO_TOKEN
 from batchrun.errors import AnswersDiffer, InputMissing, UsageError
 from batchrun.observe.events import Message
 from batchrun.plan import units
-from batchrun.reuse import copied
 from batchrun.stop import StopRequest
 from batchrun.store.layout import Layout
+from batchrun.store.reused import read_reused
 from batchrun.store.store import Store
 from batchrun.store.verify import verify
 from tests.run.conftest import EchoJob, echo_text
@@ -88,7 +88,7 @@ def test_a_plan_foresees_what_will_be_copied(echo_job, tmp_path):
     yesterday, today = nights(echo_job, tmp_path)
     yesterday.submit()
     events = []
-    lifecycle.plan(today.job(reuse=str(yesterday.out)), events.append)
+    planning.plan(today.job(reuse=str(yesterday.out)), events.append, StopRequest())
     said = [event.text for event in events if isinstance(event, Message)]
     outcome = today.submit(reuse=str(yesterday.out))
     assert said == [f"{outcome.reused} of {outcome.rows} rows are answered by {yesterday.out}"]
@@ -210,4 +210,4 @@ def test_a_job_killed_while_it_copies_and_computes_ends_like_one_that_never_was(
     done = today.call("submit", *arguments)
     assert done.returncode == 0, done.stderr
     assert today.result() == undisturbed.result()
-    assert copied(Store.open(today.out)) == copied(Store.open(undisturbed.out))
+    assert read_reused(Layout(today.out)) == read_reused(Layout(undisturbed.out))
