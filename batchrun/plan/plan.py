@@ -12,8 +12,8 @@ from batchrun.errors import StorageFailed
 from batchrun.plan.units import UNIT_SCHEMA as UNIT_SCHEMA
 from batchrun.plan.units import Unit as Unit
 from batchrun.plan.units import read_unit as read_unit
+from batchrun.store.layout import PLAN_FILE
 
-PLAN_FILE = "plan.json"
 _FORMAT = 1
 
 
