@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from batchrun.checkpoint import cache_folder
+from batchrun.errors import StorageFailed
 from batchrun.job import Job
 from batchrun.observe.events import Message, Observe
 from batchrun.opened import OpenedJob, find_model, open_job
@@ -73,20 +74,27 @@ def take_folder(opened: OpenedJob, tokenizer: Callable[[], Tokenizer], observe: 
 
     Another job that was there goes only once this one's plan is made, so that one that cannot be planned costs nothing.
     """
-    store = opened.store
-    if not store.holds_other(opened.identity):
+    if not opened.store.holds_other(opened.identity):
         opened.claim()
         return
-    staged = store.at.tmp / store.at.plan.name
-    _make_plan(opened, staged, tokenizer, observe)
+    staged = _make_plan(opened, tokenizer, observe)
     opened.claim()
-    store.adopt_plan(staged)
+    opened.store.adopt_plan(staged)
 
 
 def planned(opened: OpenedJob, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
     """The plan that the job has, or a new one. Raises BatchrunError."""
-    return load_plan(opened.store.at.plan) or _make_plan(opened, opened.store.at.plan, tokenizer, observe)
+    at = opened.store.at
+    if not at.plan.exists():
+        opened.store.adopt_plan(_make_plan(opened, tokenizer, observe))
+    plan = load_plan(at.plan)
+    if plan is None:
+        raise StorageFailed(f"{at.plan} holds no plan; move it away and run the same command again")
+    return plan
 
 
-def _make_plan(opened: OpenedJob, folder: Path, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
-    return make_plan(opened.job, opened.files, tokenizer(), opened.checkpoint.spec, folder, observe)
+def _make_plan(opened: OpenedJob, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Path:
+    """Where the plan was made: not at its place, which may be another process's by now."""
+    folder = opened.store.tmp / opened.store.at.plan.name
+    make_plan(opened.job, opened.files, tokenizer(), opened.checkpoint.spec, folder, observe)
+    return folder

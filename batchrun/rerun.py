@@ -87,7 +87,7 @@ def rerun(output: Path, share: float, observe: Observe, stop: StopRequest) -> Re
             tokenizer = opened.load_tokenizer()
             smaller = keep_rows(plan, rows, beside.at.plan)
             _run(opened, smaller, tokenizer, beside, observe, stop)
-            now, was = (_texts(store, opened, rows, beside.at.tmp) for store in (beside, opened.store))
+            now, was = (_texts(store, opened, rows, beside.tmp) for store in (beside, opened.store))
     differing = [
         Difference(row, _first_difference(tokenizer, before, after), before, after)
         for row, before, after in zip(rows.tolist(), was, now, strict=True)

@@ -92,7 +92,7 @@ def _unfinished(opened: OpenedJob, asked: Mapping[str, Any]) -> int | None:
 
 def _selected(opened: OpenedJob, where: str) -> NDArray[np.int64]:
     at, prefix = opened.store.at, opened.job.output_prefix
-    return select_rows(sorted(at.out.rglob("*.parquet")), where, f"{prefix}row_idx", at.tmp)
+    return select_rows(sorted(at.out.rglob("*.parquet")), where, f"{prefix}row_idx", opened.store.tmp)
 
 
 def _take_back(opened: OpenedJob, rows: NDArray[np.int64], asked: Mapping[str, Any], observe: Observe) -> None:
@@ -103,20 +103,21 @@ def _take_back(opened: OpenedJob, rows: NDArray[np.int64], asked: Mapping[str, A
         raise InputMissing(f"{store.at.plan} is gone, so that rows cannot be run again; --overwrite runs all of them")
     observe(Message("info", f"{len(rows):,} rows run again"))
     job = opened.job.model_copy(update={name: changes.pop(name) for name in ("on_overlong",) if name in changes})
+    tokenizer = opened.load_tokenizer()
     fresh = make_plan(
         job,
         opened.files,
-        opened.load_tokenizer(),
+        tokenizer,
         opened.checkpoint.spec,
-        new_name(store.at.tmp, "fresh"),
+        new_name(store.tmp, "fresh"),
         observe,
         Again(rows, changes),
     )
-    staged = new_name(store.at.tmp, "next")
+    staged = new_name(store.tmp, "next")
     with storage_errors(staged):
         for name in (store.at.plan.name, store.at.parts.name):
             (staged / name).mkdir(parents=True)
-        replace_rows(plan, rows, fresh, staged / store.at.plan.name)
+        replace_rows(plan, rows, fresh, staged / store.at.plan.name, tokenizer.decode)
         write_without(store.at.list_parts(), rows, staged / store.at.parts.name, store.job_id)
         said = staged / store.at.retry.name
         said.write_text(json.dumps({**asked, "rows": len(rows)}))

@@ -74,7 +74,7 @@ def copy_answers(
     Raises:
         StorageFailed: a part of either job cannot be read, or the disk failed; what was committed stays.
     """
-    spill = new_name(store.at.tmp, "reuse")
+    spill = new_name(store.tmp, "reuse")
     try:
         with storage_errors(spill):
             spill.mkdir()
@@ -82,7 +82,7 @@ def copy_answers(
     finally:
         remove(spill)
     store.check_lease()
-    write_reused(store.at, found)
+    write_reused(store.at, found, store.tmp)
     gone = f"; {found.vanished:,} of its rows are not in the input any more, see {store.at.vanished}"
     observe(
         Message(
@@ -193,7 +193,7 @@ class _Copying:
                 is_gone = np.array([row not in kept for row in table.column("row_idx").to_pylist()], dtype=np.bool_)
                 gone.append(members(table).rows[np.repeat(is_gone, num_members(table))])
         found = self._answers.find(np.sort(np.concatenate([np.empty(0, np.int64), *gone])))
-        temporary = new_name(self._store.at.tmp, self._store.at.vanished.name)
+        temporary = new_name(self._store.tmp, self._store.at.vanished.name)
         with storage_errors(self._store.at.vanished):
             pq.write_table(found, temporary, compression="zstd")
             replace_file(temporary, self._store.at.vanished)

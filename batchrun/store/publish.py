@@ -53,7 +53,7 @@ def publish(
             part is damaged, or the disk failed. OUT is as it was.
         OutputRefused: something else has appeared at OUT.
     """
-    staging, spill = (new_name(store.at.tmp, name) for name in ("publish", "runs"))
+    staging, spill = (new_name(store.tmp, name) for name in ("publish", "runs"))
     try:
         with storage_errors(staging):
             staging.mkdir()
@@ -146,7 +146,7 @@ def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], sc
             sync_folder(folder)
         manifest = {"files": written, "schema": {field.name: str(field.type) for field in schema}}
         # Before `ready`, so that a published OUT always has its manifest; without OUT a manifest means nothing.
-        write_file(at.manifest, json.dumps(manifest, indent=1).encode(), at.tmp)
+        write_file(at.manifest, json.dumps(manifest, indent=1).encode(), store.tmp)
         staging.rename(at.ready)
         sync_folder(at.folder)
     store.reveal()

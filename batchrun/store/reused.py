@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from batchrun.store.durable import storage_errors, write_file
 from batchrun.store.layout import Layout, read_json
@@ -16,10 +17,10 @@ class Reused:
     vanished: int
 
 
-def write_reused(at: Layout, reused: Reused) -> None:
-    """Raises StorageFailed."""
+def write_reused(at: Layout, reused: Reused, tmp: Path) -> None:
+    """Through a file in `tmp`. Raises StorageFailed."""
     with storage_errors(at.reused):
-        write_file(at.reused, json.dumps(asdict(reused)).encode(), at.tmp)
+        write_file(at.reused, json.dumps(asdict(reused)).encode(), tmp)
 
 
 def read_reused(at: Layout) -> Reused | None:

@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,14 +22,29 @@ def committed(job: EchoJob) -> list[int]:
     return [row for part in parts for row in pq.read_table(part, columns=["row_idx"]).column(0).to_pylist()]
 
 
-def kill_after(job: EchoJob, seconds: float, number: signal.Signals) -> int:
-    process = job.start("submit", *SLOW)
+def kill_after(
+    job: EchoJob, seconds: float, number: signal.Signals = signal.SIGKILL, command: tuple[str, ...] = ("submit", *SLOW)
+) -> int:
+    """Sends the signal unless the command ends before; its exit code."""
+    process = job.start(*command)
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(number)
     process.communicate()
     return process.returncode
+
+
+def kill_again_and_again(
+    job: EchoJob, command: tuple[str, ...], seconds: tuple[float, float], seed: int, is_done: Callable[[], bool]
+) -> None:
+    """Starts the command and kills it at a random moment, five times or until the job `is_done`; once at least."""
+    rng, codes = random.Random(seed), []
+    while len(codes) < 5 and not is_done():
+        codes.append(kill_after(job, rng.uniform(*seconds), command=command))
+        rows = committed(job)
+        assert len(rows) == len(set(rows)), "a row is in two parts"
+    assert -signal.SIGKILL in codes, "never killed while it ran"
 
 
 def stop_once_it_commits(job: EchoJob, number: signal.Signals) -> int:

@@ -1,8 +1,5 @@
 """A job that copies what an earlier one has answered: the same result as without it, and only the new rows computed."""
 
-import random
-import subprocess
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +17,7 @@ from batchrun.store.reused import read_reused
 from batchrun.store.store import Store
 from batchrun.store.verify import verify
 from tests.run.conftest import EchoJob, echo_text
-from tests.run.test_kill import SLOW, committed
+from tests.run.test_kill import SLOW, committed, kill_again_and_again
 
 
 def nights(make_job, tmp_path, num_rows=200, num_new=10, num_gone=6):
@@ -194,19 +191,14 @@ def test_a_job_killed_while_it_copies_and_computes_ends_like_one_that_never_was(
     undisturbed = day(tmp_path / "undisturbed", today.prompts)
     arguments = (*SLOW, "--reuse", str(yesterday.out))
     assert undisturbed.call("submit", *arguments).returncode == 0
-    rng, num_done, num_killed = random.Random(3), 0, 0
-    for _ in range(5):
-        process = today.start("submit", *arguments)
-        try:
-            process.wait(timeout=rng.uniform(0.8, 2.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            num_killed += 1
-        process.communicate()
-        rows = committed(today)
-        assert len(rows) == len(set(rows)) >= num_done
-        num_done = len(rows)
-    assert num_killed
+    num_done = [0]
+
+    def is_done() -> bool:
+        num_done.append(len(committed(today)))
+        assert num_done == sorted(num_done), "a committed row was lost"
+        return today.out.exists()
+
+    kill_again_and_again(today, ("submit", *arguments), (0.8, 2.0), 3, is_done)
     done = today.call("submit", *arguments)
     assert done.returncode == 0, done.stderr
     assert today.result() == undisturbed.result()
