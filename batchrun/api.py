@@ -54,8 +54,9 @@ def generate(dataset: T, *, observe: Observe | None = None, **options: Any) -> T
     command's, with underscores. Raises BatchrunError as the command would: also when more rows failed than
     `max_error_rate` allows, or all of them.
     """
-    if options.get("partition_by"):
-        raise UsageError("generate() gives the rows back in their order; partition_by is for submit()")
+    for name in ("partition_by", "order"):
+        if options.get(name) not in (None, "input"):
+            raise UsageError(f"generate() gives the rows back in their order; {name} is for submit()")
     with _temporary_folder() as folder:
         frames.write(dataset, folder / "input.parquet")
         job = _job(folder / "input.parquet", folder / "out", options)

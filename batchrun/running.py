@@ -70,7 +70,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
                 observe(_finished("stopped", store, plan, ran, began))
                 raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
-        shape = Shape(job.partition_by, job.file_size)
+        shape = Shape(job.partition_by, job.file_size, job.order)
         publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened), shape)
         observe(_finished("completed", store, plan, ran, began))
         _report(store, observe)
@@ -79,6 +79,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
             **_figures(ran.counters),
             run_s=ran.seconds,
             checkpoint_s=ran.checkpoint_s,
+            recording_s=ran.recording_s,
             elapsed_s=time.monotonic() - began,
             already_complete=False,
         )

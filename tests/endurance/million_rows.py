@@ -5,9 +5,11 @@
 
 `resume` plans the rows, commits the answers of all but the last of them as so many parts, and starts the job: it is at
 work when a new part is there. `memory` runs the whole job and compares the mean resident memory over the last tenth of
-its rows with that over the first. Exit status 1: more than the given limits.
+its rows with that over the first, and says what share of the time went into recording. Exit status 1: more than the
+given limits.
 """
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -126,15 +128,20 @@ def memory(rows: int, growth: float) -> None:
         source, out = Path(scratch, "rows.parquet"), Path(scratch, "out")
         write(source, rows)
         began = time.perf_counter()
-        process = subprocess.Popen(command("submit", source, out), stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([*command("submit", source, out), "--json"], stdout=subprocess.PIPE)
         seen = list(samples(process, Layout(out), rows))
-        assert process.wait() == 0
+        outcome = json.loads(process.communicate()[0])
+        assert process.returncode == 0
         seconds = time.perf_counter() - began
     tenths = [fmean(mib for tenth, mib in seen if tenth == each) for each in range(10)]
     click.echo(
         f"{rows:,} rows in {seconds:.0f} s, {len(seen):,} samples; resident MiB by tenth of the rows: "
         + " ".join(f"{mib:.1f}" for mib in tenths)
         + f"; the last over the first: {tenths[-1] / tenths[0] - 1:+.1%}"
+    )
+    click.echo(
+        f"of {outcome['run_s']:.0f} s in the engine went into progress, series and metrics "
+        f"{outcome['recording_s'] / outcome['run_s']:.2%}, into saving {outcome['checkpoint_s'] / outcome['run_s']:.2%}"
     )
     sys.exit(0 if tenths[-1] <= tenths[0] * (1 + growth) else 1)
 
