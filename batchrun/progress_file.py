@@ -22,29 +22,34 @@ def showing(store: Store, observe: Observe) -> Iterator[Observe]:
     Latencies are those of all processes that have worked on the job, as far as these could say so.
     """
     before = Latencies.from_dict(store.read_progress().get("latencies", {}))
-    latest: dict[str, object] = {"status": "in_progress", "latencies": before.to_dict()}
+    latest: RunProgress | None = None
     written_at = float("-inf")
 
+    def write(status: str) -> None:
+        said = _said(latest) if latest else {}
+        latencies = before + latest.latencies if latest else before
+        store.write_progress({"status": status, **said, "latencies": latencies.to_dict()})
+
     def record(event: Event) -> None:
-        nonlocal written_at
+        nonlocal latest, written_at
         observe(event)
         if isinstance(event, RunProgress):
-            latest.update(_said(event) | {"latencies": (before + event.latencies).to_dict()})
+            latest = event
             if time.monotonic() - written_at >= _EVERY_S:
-                store.write_progress(latest)
+                write("in_progress")
                 written_at = time.monotonic()
 
-    store.write_progress(latest)
+    write("in_progress")
     ending = "failed"
     try:
         yield record
-        ending = "finalizing" if latest.get("rows_done") == latest.get("rows_total") else "cancelled"
+        ending = "finalizing" if latest is None or latest.rows_done == latest.rows_total else "cancelled"
     except KeyboardInterrupt:
         ending = "cancelled"
         raise
     finally:
         try:
-            store.write_progress(latest | {"status": ending})
+            write(ending)
         except StorageFailed:
             # The disk is what failed the job, most likely; its own error is on the way already.
             if ending != "failed":
