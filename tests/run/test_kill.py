@@ -23,10 +23,16 @@ def committed(job: EchoJob) -> list[int]:
 
 
 def kill_after(
-    job: EchoJob, seconds: float, number: signal.Signals = signal.SIGKILL, command: tuple[str, ...] = ("submit", *SLOW)
+    job: EchoJob,
+    seconds: float,
+    number: signal.Signals = signal.SIGKILL,
+    command: tuple[str, ...] = ("submit", *SLOW),
+    has_begun: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Sends the signal unless the command ends before; its exit code."""
+    """Sends the signal so long after it has begun, unless the command ends before; its exit code."""
     process = job.start(*command)
+    while process.poll() is None and not has_begun():
+        time.sleep(0.01)
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -36,12 +42,12 @@ def kill_after(
 
 
 def kill_again_and_again(
-    job: EchoJob, command: tuple[str, ...], seconds: tuple[float, float], seed: int, is_done: Callable[[], bool]
+    job: EchoJob, command: tuple[str, ...], seed: int, has_begun: Callable[[], bool], is_done: Callable[[], bool]
 ) -> None:
-    """Starts the command and kills it at a random moment, five times or until the job `is_done`; once at least."""
+    """Starts the command and kills it at a random moment after it `has_begun`; five times, or until it `is_done`."""
     rng, codes = random.Random(seed), []
     while len(codes) < 5 and not is_done():
-        codes.append(kill_after(job, rng.uniform(*seconds), command=command))
+        codes.append(kill_after(job, rng.uniform(0.0, 1.2), command=command, has_begun=has_begun))
         rows = committed(job)
         assert len(rows) == len(set(rows)), "a row is in two parts"
     assert -signal.SIGKILL in codes, "never killed while it ran"

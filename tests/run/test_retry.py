@@ -172,7 +172,7 @@ def test_a_retry_killed_again_and_again_ends_like_one_that_never_was(echo_job, t
         # Once more would be another retry, of the rows that are still cut.
         return job.out.exists() and job.result() == new
 
-    kill_again_and_again(job, ("retry", str(job.out), *arguments), (0.7, 2.2), 5, is_done)
+    kill_again_and_again(job, ("retry", str(job.out), *arguments), 5, Layout(job.out).overwriting.exists, is_done)
     done = job.call("resume", str(job.out))
     assert done.returncode == 0, done.stderr
     assert job.result() == new
