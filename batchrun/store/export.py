@@ -97,7 +97,7 @@ class _Result:
             scratch,
             tuple(at.out / entry["name"] for entry in entries),
             stored["job"],
-            stored["job"]["order"] == "input" and not any("/" in entry["name"] for entry in entries),
+            stored["job"].get("order", "input") == "input" and not any("/" in entry["name"] for entry in entries),
             sum(entry["num_rows"] for entry in entries),
         )
 
