@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from batchrun import frames, lifecycle
+from batchrun import frames, lifecycle, planning
 from batchrun.checkpoint import cache_folder
 from batchrun.errors import UsageError
 from batchrun.job import Job
@@ -31,9 +31,9 @@ def plan(inputs: Inputs, *, output: str | Path | None = None, observe: Observe |
     command's, with underscores. Raises BatchrunError as the command would.
     """
     if output is not None:
-        return lifecycle.plan(_job(inputs, output, options), observe or _ignore)
+        return planning.plan(_job(inputs, output, options), observe or _ignore, StopRequest())
     with _temporary_folder() as folder:
-        return lifecycle.plan(_job(inputs, folder / "out", options), observe or _ignore)
+        return planning.plan(_job(inputs, folder / "out", options), observe or _ignore, StopRequest())
 
 
 def submit(inputs: Inputs, *, output: str | Path, observe: Observe | None = None, **options: Any) -> Outcome:
@@ -54,8 +54,9 @@ def generate(dataset: T, *, observe: Observe | None = None, **options: Any) -> T
     command's, with underscores. Raises BatchrunError as the command would: also when more rows failed than
     `max_error_rate` allows, or all of them.
     """
-    if options.get("partition_by"):
-        raise UsageError("generate() gives the rows back in their order; partition_by is for submit()")
+    for name in ("partition_by", "order"):
+        if options.get(name) not in (None, "input"):
+            raise UsageError(f"generate() gives the rows back in their order; {name} is for submit()")
     with _temporary_folder() as folder:
         frames.write(dataset, folder / "input.parquet")
         job = _job(folder / "input.parquet", folder / "out", options)

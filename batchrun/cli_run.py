@@ -17,7 +17,7 @@ import click
 from batchrun.cli import complain
 from batchrun.cli_options import Console, JobCommand, console_options, job_options, load_console, load_job
 from batchrun.cli_report import plan_as_dict, plan_text, summary_text
-from batchrun.cli_signals import giving_way, stopping_on_signals
+from batchrun.cli_signals import stopping_on_signals
 from batchrun.errors import DataError
 from batchrun.observe.events import Observe
 from batchrun.observe.log import LOGGER, logging_to
@@ -41,11 +41,13 @@ def plan(**given: Any) -> None:
     """
     console, job = load_console(given), load_job(given)
 
-    from batchrun import lifecycle
+    from batchrun import planning
 
+    stop = StopRequest()
     with talking(console) as observe:
-        made = lifecycle.plan(job, observe)
-        estimate, sharing = lifecycle.estimate(job, made), decide(job.prefix_caching, made.summary)
+        with stopping_on_signals(stop):
+            made = planning.plan(job, observe, stop)
+        estimate, sharing = planning.estimate(job, made), decide(job.prefix_caching, made.summary)
     shown = json.dumps(plan_as_dict(made, estimate, sharing)) if console.json else plan_text(made, estimate, sharing)
     click.echo(shown)
 
@@ -92,7 +94,7 @@ def run_job(console: Console, work: Callable[[Observe, StopRequest], Outcome], *
     stop = StopRequest()
     with talking(console) as observe:
         with stopping_on_signals(stop):
-            outcome = work(giving_way(observe, stop), stop)
+            outcome = work(observe, stop)
         if is_retry and not outcome.retried:
             LOGGER.info("no row matches; nothing was run")
             exit_code = 0

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from batchrun.observe.events import Event, Observe, PlanProgress
 from batchrun.stop import AT_ONCE, DRAIN, StopRequest
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -74,14 +73,3 @@ def _ignore_signals() -> None:
     for number in _SIGNALS:
         # Not a handler of ours: the interpreter takes those away before its last callbacks have run.
         signal.signal(number, signal.SIG_IGN)
-
-
-def giving_way(observe: Observe, stop: StopRequest) -> Observe:
-    """`observe`, but planning ends at its next event once `stop` is raised; the run itself reads `stop`."""
-
-    def observe_or_stop(event: Event) -> None:
-        if stop.level and isinstance(event, PlanProgress):
-            raise stop.error("the plan was not finished and nothing is kept of it")
-        observe(event)
-
-    return observe_or_stop

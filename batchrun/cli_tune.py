@@ -38,11 +38,11 @@ def tune(**given: Any) -> None:
     if not tuning.alpha + tuning.beta:
         raise UsageError("--alpha and --beta are both 0: nothing would be better than anything else")
 
-    from batchrun import lifecycle
+    from batchrun import planning
     from batchrun.tune.choice import Weights
 
     with talking(console) as observe:
-        tuned = lifecycle.tune(job, Weights(tuning.alpha, tuning.beta), tuning.quick, observe)
+        tuned = planning.tune(job, Weights(tuning.alpha, tuning.beta), tuning.quick, observe)
     click.echo(json.dumps(tuned_as_dict(tuned)) if console.json else tuned_text(tuned))
 
 

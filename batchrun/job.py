@@ -33,13 +33,13 @@ _DURATION = TypeAdapter(timedelta)
 _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
     "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization",
-    "kv_cache_dtype", "deterministic", "partition_by",
+    "kv_cache_dtype", "deterministic", "partition_by", "order",
 )  # fmt: skip
 # Of these, what makes the prompts and the result's shape: jobs that differ in nothing else give equal prompts equal
 # answers.
 _PROMPT_FIELDS = (
     "inputs", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col", "params_col",
-    "keep_cols", "limit", "on_overlong", "output_prefix", "partition_by",
+    "keep_cols", "limit", "on_overlong", "output_prefix", "partition_by", "order",
 )  # fmt: skip
 # What may differ when some rows run again: what is decided row by row.
 CHANGEABLE = (*(field.name for field in fields(SamplingParams)), "on_overlong")
@@ -232,6 +232,9 @@ class Job(BaseModel):
     )
     step_timeout: Seconds = option(
         "Job", 600.0, "Time after which a step that does not end is given up, exit 70; 0: never.", "DURATION", ge=0
+    )
+    order: Literal["input", "run"] = option(
+        "Job", "input", "Rows of the result as they are in the input, or as they were answered, without a sort."
     )
     overwrite: bool = option("Job", False, "Replace the output and its job folder.")
     reuse: str | None = option(

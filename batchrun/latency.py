@@ -14,6 +14,7 @@ ERROR = 0.02  # of a percentile, relative, at most
 _GROWTH = (1 + ERROR) / (1 - ERROR)
 _SHORTEST_S, _LONGEST_S = 1e-6, 1e7  # what is outside counts as these: at most 749 buckets
 _PERCENTILES = (50, 90, 99)
+NUM_SLOWEST = 10  # rows that are named
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ class Outcome:
     of the prompt tokens that it was given, `cached_tokens` came from a shared prefix and `computed_tokens` were
     computed; `recomputed_tokens` were computed again after a preemption; of `drafted_tokens` guessed ahead
     `accepted_tokens` were right. `run_s` is the time the engine ran, without planning, loading and publishing, and
-    `checkpoint_s` the part of it that went into saving;
+    `checkpoint_s` the part of it that went into saving, `recording_s` the part that went into progress, series and
+    metrics;
     `occupancy` the share of the batch's places that held a running row, over all steps. `latencies` are those of all
     processes that worked on the job. Without `shares_prefixes` rows were not to share any. `max_error_rate` is the
     job's budget, a share of 1; None: no limit. `error_examples` has the message of one such row
@@ -48,6 +49,7 @@ class Outcome:
     occupancy: float = 0.0
     run_s: float = 0.0
     checkpoint_s: float = 0.0
+    recording_s: float = 0.0
     elapsed_s: float = 0.0
     latencies: Latencies = field(default_factory=Latencies)
     already_complete: bool = False

@@ -58,6 +58,20 @@ class Recall:
                 self._stop.request("batchrun cancel")
 
 
+def giving_way(observe: Observe, stop: StopRequest) -> Observe:
+    """`observe`, but planning ends at its next event once `stop` is raised: that raises StoppedEarly or Interrupted.
+
+    The run itself reads `stop`.
+    """
+
+    def observe_or_stop(event: Event) -> None:
+        if stop.level and isinstance(event, PlanProgress):
+            raise stop.error("the plan was not finished and nothing is kept of it")
+        observe(event)
+
+    return observe_or_stop
+
+
 def seconds_until(deadline: float | time_of_day, now: datetime) -> float:
     """Seconds from `now`, a local time, to the deadline: a duration, or the next such time of day."""
     if not isinstance(deadline, time_of_day):

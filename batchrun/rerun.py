@@ -17,8 +17,8 @@ from batchrun.checkpoint import cache_folder
 from batchrun.errors import InputMissing, UsageError
 from batchrun.executors import local
 from batchrun.job import Rate
-from batchrun.lifecycle import OpenedJob, open_job, stored_job
 from batchrun.observe.events import Observe
+from batchrun.opened import OpenedJob, open_job, stored_job
 from batchrun.plan.plan import Plan, load_plan
 from batchrun.plan.replace import keep_rows
 from batchrun.stop import StopRequest
@@ -87,7 +87,7 @@ def rerun(output: Path, share: float, observe: Observe, stop: StopRequest) -> Re
             tokenizer = opened.load_tokenizer()
             smaller = keep_rows(plan, rows, beside.at.plan)
             _run(opened, smaller, tokenizer, beside, observe, stop)
-            now, was = (_texts(store, opened, rows, beside.at.tmp) for store in (beside, opened.store))
+            now, was = (_texts(store, opened, rows, beside.tmp) for store in (beside, opened.store))
     differing = [
         Difference(row, _first_difference(tokenizer, before, after), before, after)
         for row, before, after in zip(rows.tolist(), was, now, strict=True)

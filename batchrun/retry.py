@@ -16,11 +16,14 @@ from pydantic import BaseModel, create_model
 
 from batchrun.errors import AnswersDiffer, InputMissing
 from batchrun.job import CHANGEABLE, Job
-from batchrun.lifecycle import OpenedJob, open_job, stored_job, submit
+from batchrun.lifecycle import submit
 from batchrun.observe.events import Message, Observe
+from batchrun.opened import OpenedJob, open_job, stored_job
 from batchrun.outcome import Outcome
-from batchrun.plan.plan import Again, load_plan, make_plan
+from batchrun.plan.plan import load_plan
+from batchrun.plan.planner import Again, make_plan
 from batchrun.plan.replace import replace_rows
+from batchrun.recall import Recall, giving_way
 from batchrun.settings import merge, validated
 from batchrun.stop import StopRequest
 from batchrun.store.durable import new_name, storage_errors, sync_file
@@ -46,13 +49,14 @@ def retry(
     job = stored_job(output)
     asked = {"where": where or _failed(job), "changes": json.loads(json.dumps(_checked(changes)))}
     opened = open_job(job)
+    heeding = Recall(job, opened.store.at, stop).heeded_by(giving_way(observe, stop))
     with opened.store.lock(job.wait_lock):
         num_rows = _unfinished(opened, asked)
         if num_rows is None:
             rows = _selected(opened, asked["where"])
             num_rows = len(rows)
             if num_rows:
-                _take_back(opened, rows, asked, observe)
+                _take_back(opened, rows, asked, heeding)
     # What the job said of all its rows does not hold for these: they are computed, and each has failed before.
     return replace(submit(job.model_copy(update={"reuse": None, "abort_after": None}), observe, stop), retried=num_rows)
 
@@ -88,7 +92,7 @@ def _unfinished(opened: OpenedJob, asked: Mapping[str, Any]) -> int | None:
 
 def _selected(opened: OpenedJob, where: str) -> NDArray[np.int64]:
     at, prefix = opened.store.at, opened.job.output_prefix
-    return select_rows(sorted(at.out.rglob("*.parquet")), where, f"{prefix}row_idx", at.tmp)
+    return select_rows(sorted(at.out.rglob("*.parquet")), where, f"{prefix}row_idx", opened.store.tmp)
 
 
 def _take_back(opened: OpenedJob, rows: NDArray[np.int64], asked: Mapping[str, Any], observe: Observe) -> None:
@@ -99,20 +103,21 @@ def _take_back(opened: OpenedJob, rows: NDArray[np.int64], asked: Mapping[str, A
         raise InputMissing(f"{store.at.plan} is gone, so that rows cannot be run again; --overwrite runs all of them")
     observe(Message("info", f"{len(rows):,} rows run again"))
     job = opened.job.model_copy(update={name: changes.pop(name) for name in ("on_overlong",) if name in changes})
+    tokenizer = opened.load_tokenizer()
     fresh = make_plan(
         job,
         opened.files,
-        opened.load_tokenizer(),
+        tokenizer,
         opened.checkpoint.spec,
-        new_name(store.at.tmp, "fresh"),
+        new_name(store.tmp, "fresh"),
         observe,
         Again(rows, changes),
     )
-    staged = new_name(store.at.tmp, "next")
+    staged = new_name(store.tmp, "next")
     with storage_errors(staged):
         for name in (store.at.plan.name, store.at.parts.name):
             (staged / name).mkdir(parents=True)
-        replace_rows(plan, rows, fresh, staged / store.at.plan.name)
+        replace_rows(plan, rows, fresh, staged / store.at.plan.name, tokenizer.decode)
         write_without(store.at.list_parts(), rows, staged / store.at.parts.name, store.job_id)
         said = staged / store.at.retry.name
         said.write_text(json.dumps({**asked, "rows": len(rows)}))

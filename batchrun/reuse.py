@@ -4,10 +4,9 @@ Copied rows are committed as any others, so that whatever kills this, the same c
 nothing of engines or models.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +22,13 @@ from batchrun.plan.keys import KEY_TYPE, row_keys
 from batchrun.plan.members import members, num_members
 from batchrun.plan.params import merged
 from batchrun.plan.plan import Plan, Unit, load_plan, read_unit
-from batchrun.store.durable import new_name, remove, replace_file, storage_errors, write_file
+from batchrun.store.durable import new_name, remove, replace_file, storage_errors
 from batchrun.store.layout import Layout, read_json
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import read_answered
+from batchrun.store.reused import Reused, read_reused, write_reused
 from batchrun.store.store import Store
 from batchrun.tasks.generate import result_schema
-
-
-@dataclass(frozen=True, slots=True)
-class Reused:
-    """`rows` of this job got their answer from the job `earlier`, of which `vanished` rows are not in the input."""
-
-    earlier: str
-    rows: int
-    vanished: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +75,7 @@ def copy_answers(
     Raises:
         StorageFailed: a part of either job cannot be read, or the disk failed; what was committed stays.
     """
-    spill = new_name(store.at.tmp, "reuse")
+    spill = new_name(store.tmp, "reuse")
     try:
         with storage_errors(spill):
             spill.mkdir()
@@ -94,8 +85,7 @@ def copy_answers(
         with suppress(OSError):
             remove(spill)
     store.check_lease()
-    with storage_errors(store.at.reused):
-        write_file(store.at.reused, json.dumps(asdict(found)).encode(), store.at.tmp)
+    write_reused(store.at, found, store.tmp)
     gone = f"; {found.vanished:,} of its rows are not in the input any more, see {store.at.vanished}"
     observe(
         Message(
@@ -113,14 +103,8 @@ def foresee(earlier: Earlier, job: Job, plan: Plan) -> int:
     return sum(int(num_members(table)[own >= 0].sum()) for _, table, own in _with_places(plan, places))
 
 
-def copied(store: Store) -> Reused | None:
-    """What was copied into this job; None when nothing was. Raises StorageFailed when that is not readable."""
-    content = read_json(store.at.reused)
-    return None if content is None else Reused(**content)
-
-
 def _is_copied(reuse: str, store: Store) -> bool:
-    before = copied(store)
+    before = read_reused(store.at)
     return before is not None and before.earlier == reuse
 
 
@@ -212,7 +196,7 @@ class _Copying:
                 is_gone = np.array([row not in kept for row in table.column("row_idx").to_pylist()], dtype=np.bool_)
                 gone.append(members(table).rows[np.repeat(is_gone, num_members(table))])
         found = self._answers.find(np.sort(np.concatenate([np.empty(0, np.int64), *gone])))
-        temporary = new_name(self._store.at.tmp, self._store.at.vanished.name)
+        temporary = new_name(self._store.tmp, self._store.at.vanished.name)
         with storage_errors(self._store.at.vanished):
             pq.write_table(found, temporary, compression="zstd")
             replace_file(temporary, self._store.at.vanished)

@@ -78,6 +78,7 @@ class Worker:
         self._exit_process = exit_process
         self._watchdog = Watchdog(pace.step_timeout_s, self._give_up)
         self.checkpoint_s = 0.0  # spent on saving
+        self.recording_s = 0.0  # spent on saying how it goes: progress, series and metrics
         self._rows: dict[int, tuple[Unit, PlannedRow]] = {}  # in the engine, by row_idx
         self._finished: defaultdict[Unit, list[tuple[PlannedRow, Completion]]] = defaultdict(list)
         before = store.counts()
@@ -258,6 +259,11 @@ class Worker:
         yield from suspects
 
     def _show(self, plan: Plan, elapsed_s: float) -> None:
+        began = time.perf_counter()
+        self._observe(self._progress(plan, elapsed_s))
+        self.recording_s += time.perf_counter() - began
+
+    def _progress(self, plan: Plan, elapsed_s: float) -> RunProgress:
         statistics = self._engine.statistics()
         counters, summary, tally = statistics.counters, plan.summary, self._tally
         work = summary.unique_prompt_tokens + round(
@@ -267,18 +273,16 @@ class Worker:
             # The end is known: what was expected of outputs no longer matters.
             work = counters.computed_tokens - counters.recomputed_tokens
         done_before = work * tally.num_before // max(summary.num_rows, 1)
-        self._observe(
-            RunProgress(
-                rows_done=tally.num_done,
-                rows_total=summary.num_rows,
-                rows_failed=tally.num_failed,
-                tokens_done=min(work, done_before + counters.computed_tokens - counters.recomputed_tokens),
-                tokens_total=work,
-                elapsed_s=elapsed_s,
-                statistics=statistics,
-                latencies=self._engine.latencies(),
-                slowest=self._engine.slowest_rows(),
-            )
+        return RunProgress(
+            rows_done=tally.num_done,
+            rows_total=summary.num_rows,
+            rows_failed=tally.num_failed,
+            tokens_done=min(work, done_before + counters.computed_tokens - counters.recomputed_tokens),
+            tokens_total=work,
+            elapsed_s=elapsed_s,
+            statistics=statistics,
+            latencies=self._engine.latencies(),
+            slowest=self._engine.slowest_rows(),
         )
 
 

@@ -5,9 +5,7 @@ from heapq import heappop, heappush
 
 from batchrun.engine.request import Completion, Request
 from batchrun.engine.step import ScheduledBatch
-from batchrun.latency import Latencies, RowTime
-
-_NUM_SLOWEST = 10
+from batchrun.latency import NUM_SLOWEST, Latencies, RowTime
 
 
 class Stopwatch:
@@ -71,11 +69,11 @@ class Stopwatch:
         began, queue_s = self._begun.get(row_idx, (now, 0.0))
         run_s = now - began
         # Most rows are none of the slowest, and cost no more than this comparison.
-        if len(self._slowest) < _NUM_SLOWEST or run_s > self._slowest[0].run_s:
+        if len(self._slowest) < NUM_SLOWEST or run_s > self._slowest[0].run_s:
             heappush(
                 self._slowest, RowTime(run_s, queue_s, row_idx, completion.prompt_tokens, len(completion.token_ids))
             )
-        if len(self._slowest) > _NUM_SLOWEST:
+        if len(self._slowest) > NUM_SLOWEST:
             heappop(self._slowest)
         self.forget(row_idx)
 

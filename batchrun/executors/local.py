@@ -42,13 +42,14 @@ _GPU_LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=8192)
 class Ran:
     """Whether every row of the plan is committed now, what the engine counted, and how long it ran; seconds.
 
-    `checkpoint_s` of them went into saving.
+    `checkpoint_s` of them went into saving, `recording_s` into saying how it goes.
     """
 
     is_complete: bool
     counters: Counters
     seconds: float
     checkpoint_s: float = 0.0
+    recording_s: float = 0.0
 
 
 def run(
@@ -91,7 +92,8 @@ def run(
     worker = Worker(engine, task, store, observe, stop, pace)
     began = time.monotonic()
     is_complete = worker.run(plan)
-    return Ran(is_complete, engine.statistics().counters, time.monotonic() - began, worker.checkpoint_s)
+    seconds = time.monotonic() - began
+    return Ran(is_complete, engine.statistics().counters, seconds, worker.checkpoint_s, worker.recording_s)
 
 
 def usual_limits(*, is_gpu: bool) -> Limits:

@@ -3,7 +3,10 @@
 Untouched units keep their files. Knows nothing of answers or of how rows are rendered.
 """
 
+import shutil
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,36 +17,27 @@ from numpy.typing import NDArray
 from batchrun.errors import StorageFailed
 from batchrun.plan.members import members, num_members, subset
 from batchrun.plan.plan import Plan, PlanSummary, Unit, read_unit, write_plan
+from batchrun.plan.prefixes import write_prefixes
 from batchrun.plan.units import unit_name, write_unit
 
 
-def replace_rows(plan: Plan, rows: NDArray[np.int64], fresh: Plan, folder: Path) -> Plan:
+def replace_rows(
+    plan: Plan, rows: NDArray[np.int64], fresh: Plan, folder: Path, decode: Callable[[Sequence[int]], str]
+) -> Plan:
     """Writes to `folder`, which exists and is empty, `plan` with `rows` as `fresh`, a plan of just these, has them.
 
-    Both plans stay as they are. The new units' numbers are new too: no part that was ever written has them.
+    Both plans stay as they are. The new units' numbers are new too: no part that was ever written has them. `decode`
+    is the tokenizer's, for the texts of shared prefixes.
 
     Raises:
         StorageFailed: a unit cannot be read, or the plan not be written.
     """
-    try:
-        units, before, after = [], _Figures(), _Figures()
-        for unit in plan.units:
-            table = read_unit(unit)
-            path = folder / unit_name(unit.index)
-            if not np.isin(members(table).rows, rows).any():
-                path.hardlink_to(unit.path)
-                units.append(replace(unit, path=path))
-                continue
-            left = subset(table, np.setdiff1d(members(table).rows, rows))
-            before.add(table)
-            after.add(left)
-            if len(left):
-                units.append(write_unit(left, unit.index, path))
-        units += _appended(fresh, 1 + max((unit.index for unit in plan.units), default=-1), folder)
-        replaced = Plan(folder, _summary(plan.summary, before, after, fresh.summary), tuple(units))
+    with _writing(folder):
+        left = _Left(plan, folder, lambda own: ~np.isin(own, rows))
+        units = left.units + _appended(fresh, 1 + max((unit.index for unit in plan.units), default=-1), folder)
+        write_prefixes(folder, units, decode)
+        replaced = Plan(folder, _joined(left.summary, fresh.summary), tuple(units))
         write_plan(replaced, folder)
-    except OSError as error:
-        raise StorageFailed(f"cannot write the plan {folder}: {error.strerror or error}") from error
     return replaced
 
 
@@ -53,21 +47,77 @@ def keep_rows(plan: Plan, rows: NDArray[np.int64], folder: Path) -> Plan:
     Raises:
         StorageFailed: a unit cannot be read, or the plan not be written.
     """
-    try:
-        units, whole, kept = [], _Figures(), _Figures()
-        for unit in plan.units:
-            table = read_unit(unit)
-            left = subset(table, rows)
-            whole.add(table)
-            kept.add(left)
-            if len(left):
-                units.append(write_unit(left, unit.index, folder / unit_name(unit.index)))
-        summary = _summary(plan.summary, whole, kept, None)
-        smaller = Plan(folder, replace(summary, num_rows=sum(unit.num_input_rows for unit in units)), tuple(units))
+    with _writing(folder):
+        left = _Left(plan, folder, lambda own: np.isin(own, rows))
+        num_rows = sum(unit.num_input_rows for unit in left.units)
+        smaller = Plan(folder, replace(left.summary, num_rows=num_rows), tuple(left.units))
         write_plan(smaller, folder)
+    return smaller
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise StorageFailed(f"cannot write the plan {folder}: {error.strerror or error}") from error
-    return smaller
+
+
+class _Left:
+    """The units of a plan, in `folder`, with the rows that are kept only; untouched ones are the same files."""
+
+    def __init__(self, plan: Plan, folder: Path, is_kept: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> None:
+        """`is_kept` says of rows of the input which are. Raises OSError and StorageFailed."""
+        self.units: list[Unit] = []
+        self._folder = folder
+        self._before, self._after = _Figures(), _Figures()
+        # The last unit that has rows left: written when it is known what its last row shares with the next that is.
+        self._open: tuple[Unit, pa.Table, pa.Table] | None = None
+        for unit in plan.units:
+            whole = read_unit(unit)
+            own = members(whole).rows
+            is_left = is_kept(own)
+            left = whole if is_left.all() else subset(whole, own[is_left])
+            if len(left):
+                self._close()
+                self._open = unit, whole, left
+            else:
+                self._before.add(whole)
+                self._shorten(int(whole.column("keep_len").to_numpy().min()))
+        self._close()
+        self.summary = _summary(plan.summary, self._before, self._after)
+
+    def _shorten(self, shared_len: int) -> None:
+        """What the last row shares with the next is at most this."""
+        if self._open is None:
+            return
+        unit, whole, left = self._open
+        keep_len = left.column("keep_len").to_numpy().copy()
+        if keep_len[-1] > shared_len:
+            keep_len[-1] = shared_len
+            at = left.schema.get_field_index("keep_len")
+            self._open = unit, whole, left.set_column(at, left.schema.field(at), pa.array(keep_len))
+
+    def _close(self) -> None:
+        if self._open is None:
+            return
+        unit, whole, left = self._open
+        path = self._folder / unit_name(unit.index)
+        if left is whole:
+            _same_file(unit.path, path)
+            self.units.append(replace(unit, path=path))
+        else:
+            self._before.add(whole)
+            self._after.add(left)
+            self.units.append(write_unit(left, unit.index, path))
+
+
+def _same_file(source: Path, target: Path) -> None:
+    """A second name; on another disk, or on one without hard links, a copy. Raises OSError."""
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _appended(fresh: Plan, first: int, folder: Path) -> list[Unit]:
@@ -75,7 +125,7 @@ def _appended(fresh: Plan, first: int, folder: Path) -> list[Unit]:
     appended = []
     for index, unit in enumerate(fresh.units, first):
         path = folder / unit_name(index)
-        path.hardlink_to(unit.path)
+        _same_file(unit.path, path)
         appended.append(replace(unit, index=index, path=path))
     return appended
 
@@ -105,14 +155,14 @@ class _Figures:
         self.duplicate_tokens += int((lengths * duplicates).sum())
 
 
-def _summary(old: PlanSummary, before: _Figures, after: _Figures, fresh: PlanSummary | None) -> PlanSummary:
-    """The old figures without those of `before`, with those of `after` and of the fresh plan; limits are the larger."""
+def _summary(old: PlanSummary, before: _Figures, after: _Figures) -> PlanSummary:
+    """The old figures without those of `before`, with those of `after`."""
     errors = Counter(old.errors)
     errors.subtract(before.errors)
     errors.update(after.errors)
     prompt_tokens = old.prompt_tokens + after.prompt_tokens - before.prompt_tokens
     saved = old.saved_tokens + after.shared_tokens - before.shared_tokens
-    left = replace(
+    return replace(
         old,
         num_unique=old.num_unique + after.num_unique - before.num_unique,
         num_duplicates=old.num_duplicates + after.num_duplicates - before.num_duplicates,
@@ -121,10 +171,10 @@ def _summary(old: PlanSummary, before: _Figures, after: _Figures, fresh: PlanSum
         unique_prompt_tokens=prompt_tokens - saved,
         duplicate_tokens=old.duplicate_tokens + after.duplicate_tokens - before.duplicate_tokens,
     )
-    return left if fresh is None else _joined(left, fresh)
 
 
 def _joined(left: PlanSummary, fresh: PlanSummary) -> PlanSummary:
+    """The figures of both; limits are the larger."""
     errors = Counter(left.errors) + Counter(fresh.errors)
     examples = fresh.error_examples | left.error_examples
     longest = left if left.longest_prompt >= fresh.longest_prompt else fresh

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from batchrun.report.series import Series, read
-from batchrun.store.layout import Layout, read_hint, read_json
+from batchrun.store.layout import Layout, read_hint
 
 Unit = Literal["tokens", "steps", "bytes", "seconds"]
 
@@ -30,7 +30,7 @@ def compare(at: Layout) -> tuple[Compared, ...]:
 
     Actual figures are of all its runs, work that a kill lost included. Raises StorageFailed when the plan is damaged.
     """
-    plan = (read_json(at.plan / "plan.json") or {}).get("summary", {})
+    plan = at.read_plan_summary() or {}
     return compared(plan, read_hint(at.estimate), read(at.series))
 
 

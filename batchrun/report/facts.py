@@ -47,7 +47,7 @@ def gather(out: Path) -> Facts:
     if stored is None:
         raise StorageFailed(f"{at.job} is gone; submit the job again")
     job = stored["job"]
-    plan = (read_json(at.plan / "plan.json") or {}).get("summary", {})
+    plan = at.read_plan_summary() or {}
     series = read(at.series)
     parts = [part.path for part in at.list_parts()]
     return Facts(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Literal
 
 from batchrun.errors import StorageFailed
@@ -29,7 +30,7 @@ def recording(store: Store, observe: Observe) -> Iterator[Observe]:
 
     When they cannot be written it is said once, and the job goes on without. A process that was succeeded writes none.
     """
-    recorder = Recorder(store.at)
+    recorder = Recorder(store.at, store.tmp)
     is_failing = False
 
     def tried(write: Callable[[], None]) -> None:
@@ -58,12 +59,20 @@ def recording(store: Store, observe: Observe) -> Iterator[Observe]:
 
 
 class Recorder:
-    """Appends samples to the job's series; makes them longer when there are many. Clocks are in seconds."""
+    """Appends samples to the job's series; makes them longer when there are many.
+
+    Unfinished files are in `tmp`. Clocks are in seconds.
+    """
 
     def __init__(
-        self, at: Layout, clock: Callable[[], float] = time.time, busy: Callable[[], float] = time.process_time
+        self,
+        at: Layout,
+        tmp: Path,
+        clock: Callable[[], float] = time.time,
+        busy: Callable[[], float] = time.process_time,
     ) -> None:
         self._at = at
+        self._tmp = tmp
         self._clock = clock
         self._busy = busy
         self._began_at = clock()
@@ -157,7 +166,7 @@ class Recorder:
     def _thin(self) -> None:
         thinned = read(self._at.series).thinned()
         with storage_errors(self._at.series):
-            write_file(self._at.series, thinned.to_lines().encode(), self._at.tmp)
+            write_file(self._at.series, thinned.to_lines().encode(), self._tmp)
         self._num_samples = len(thinned.samples)
         # Runs of one sample cannot be thinned.
         self._most = max(MOST_SAMPLES, 2 * self._num_samples)
@@ -171,7 +180,7 @@ class Recorder:
         for sample in totals[1:]:
             total += sample
         text = metrics.exposition(total, self._last, self._facts, is_running=is_running)
-        temporary = new_name(self._at.tmp, self._at.metrics.name)
+        temporary = new_name(self._tmp, self._at.metrics.name)
         with storage_errors(self._at.metrics):
             # Not synced: nothing is decided from it, and the engine waits meanwhile.
             temporary.write_bytes(text)

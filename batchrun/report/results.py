@@ -1,17 +1,17 @@
 """What the committed rows of a job look like: lengths, why they ended, what went wrong. Read from the parts."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed
+from batchrun.store.counts import read_counts
 
 _EXAMPLES_OF_A_TYPE = 3
 
@@ -46,25 +46,30 @@ def read_results(parts: list[Path], prefix: str, num_errors: Mapping[str, int]) 
     if not parts:
         return Results()
     try:
-        rows = ds.dataset([str(part) for part in parts], format="parquet")
-        prompt_lengths, output_lengths, reasons = _lengths(rows, prefix)
-        return Results(prompt_lengths, output_lengths, dict(reasons), tuple(_errors(rows, prefix, num_errors)))
+        prompt_lengths, output_lengths, reasons = _lengths(parts, prefix)
+        return Results(prompt_lengths, output_lengths, dict(reasons), tuple(_errors(parts, prefix, num_errors)))
     except (OSError, pa.ArrowException) as error:
         raise StorageFailed(f"cannot read the parts in {parts[0].parent}: {error}") from error
 
 
-def _lengths(rows: ds.Dataset, prefix: str) -> tuple[NDArray[np.int64], NDArray[np.int64], Counter[str]]:
+def _lengths(parts: list[Path], prefix: str) -> tuple[NDArray[np.int64], NDArray[np.int64], Counter[str]]:
     prompts = outputs = np.zeros(1, np.int64)
     reasons = Counter[str]()
-    columns = [prefix + name for name in ("prompt_tokens", "completion_tokens", "finish_reason")]
-    for batch in rows.to_batches(columns=columns):
-        prompt_tokens, output_tokens, reason = batch.columns
-        for counted in pc.value_counts(reason).to_pylist():
+    columns = [prefix + name for name in ("prompt_tokens", "completion_tokens", "finish_reason", "error")]
+    for batch in _batches(parts, columns):
+        prompt_tokens, output_tokens, reason, error = (batch.column(name) for name in columns)
+        for counted in reason.value_counts().to_pylist():
             reasons[counted["values"]] += counted["counts"]
-        is_good = pc.not_equal(reason, "error")
+        is_good = error.is_null()
         prompts = _added(prompts, prompt_tokens.filter(is_good).to_numpy(zero_copy_only=False))
         outputs = _added(outputs, output_tokens.filter(is_good).to_numpy(zero_copy_only=False))
     return prompts, outputs, reasons
+
+
+def _batches(parts: list[Path], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        with pq.ParquetFile(part) as file:
+            yield from file.iter_batches(columns=columns, use_threads=False)
 
 
 def _added(counts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -73,15 +78,16 @@ def _added(counts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.
     return more
 
 
-def _errors(rows: ds.Dataset, prefix: str, num_errors: Mapping[str, int]) -> list[FailedRow]:
+def _errors(parts: list[Path], prefix: str, num_errors: Mapping[str, int]) -> list[FailedRow]:
     """A few rows of each type; looks no further when it has them."""
     if not num_errors:
         return []
     wanted = {name: min(count, _EXAMPLES_OF_A_TYPE) for name, count in num_errors.items()}
     found: defaultdict[str, list[FailedRow]] = defaultdict(list)
-    is_failed = pc.field(prefix + "finish_reason") == "error"
-    for batch in rows.to_batches(columns=[prefix + "row_idx", prefix + "error"], filter=is_failed):
-        for row_idx, error in zip(batch.column(0), batch.column(1), strict=True):
+    columns = [prefix + name for name in ("row_idx", "error")]
+    for batch in _batches([part for part in parts if read_counts(part).failed], columns):
+        failed_rows = batch.filter(batch.column(columns[1]).is_valid())
+        for row_idx, error in zip(*(failed_rows.column(name) for name in columns), strict=True):
             failed = FailedRow(row_idx.as_py(), **error.as_py())
             if len(found[failed.type]) < _EXAMPLES_OF_A_TYPE:
                 found[failed.type].append(failed)

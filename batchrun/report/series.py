@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from batchrun.engine.statistics import Counters
-from batchrun.latency import Histogram, Latencies, RowTime
-
-NUM_SLOWEST = 10
+from batchrun.latency import NUM_SLOWEST, Histogram, Latencies, RowTime
 
 
 @dataclass(frozen=True, slots=True)

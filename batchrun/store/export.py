@@ -75,7 +75,7 @@ def export(out: Path, form: ExportFormat, target: Path) -> Exported:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """A complete result: its files, what a job calls things, and where folders by values are in the way of order.
+    """A complete result: its files, what a job calls things, and whether the files are in the input's order.
 
     `scratch` is a folder for what exceeds the memory.
     """
@@ -84,7 +84,7 @@ class _Result:
     scratch: Path
     files: tuple[Path, ...]
     job: Mapping[str, Any]
-    is_partitioned: bool
+    is_sorted: bool
     num_rows: int
 
     @classmethod
@@ -97,7 +97,7 @@ class _Result:
             scratch,
             tuple(at.out / entry["name"] for entry in entries),
             stored["job"],
-            any("/" in entry["name"] for entry in entries),
+            stored["job"].get("order", "input") == "input" and not any("/" in entry["name"] for entry in entries),
             sum(entry["num_rows"] for entry in entries),
         )
 
@@ -112,7 +112,7 @@ class _Result:
 
     def batches(self) -> pa.RecordBatchReader:
         """The rows in the input's order."""
-        if not self.is_partitioned:
+        if self.is_sorted:
             schema = pq.read_schema(self.files[0]).remove_metadata()
             return pa.RecordBatchReader.from_batches(schema, self._in_files())
         rows = read_result(connect(self.scratch), self.files)
@@ -212,7 +212,7 @@ def _save_dataset(result: _Result, folder: Path) -> None:
             empty.save_to_disk(folder, num_shards=1)
             return
         files = [str(file) for file in result.files]
-        if result.is_partitioned:
+        if not result.is_sorted:
             files = [str(result.scratch / "ordered.parquet")]
             with result.batches() as reader, pq.ParquetWriter(files[0], reader.schema) as writer:
                 for batch in reader:

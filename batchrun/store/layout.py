@@ -15,6 +15,7 @@ from batchrun.errors import InputMissing, StorageFailed
 
 _PART_NAME = re.compile(r"part-(\d{5,})-(\d{4,})\.parquet")
 FIRST_FILE = "part-00000.parquet"
+PLAN_FILE = "plan.json"
 FOLDER_SUFFIX = ".batchrun"
 LEASE_S = 30.0  # how long a holder of the lock may give no sign of life
 
@@ -193,6 +194,11 @@ class Layout:
 
     def part(self, unit: int, seq: int) -> Part:
         return Part(unit, seq, self.parts / f"part-{unit:05d}-{seq:04d}.parquet")
+
+    def read_plan_summary(self) -> dict[str, Any] | None:
+        """The plan in numbers; None when there is no plan yet. Raises StorageFailed when it is damaged."""
+        content = read_json(self.plan / PLAN_FILE)
+        return None if content is None else dict(content["summary"])
 
     def read_progress(self) -> dict[str, Any]:
         """What the running process last said; empty when nothing readable is there."""

@@ -1,6 +1,7 @@
 """The token ids of unfinished rows, saved so that a resumed row goes on where it stopped."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -11,10 +12,10 @@ from batchrun.store.layout import Layout
 _SCHEMA = pa.schema([("row_idx", pa.int64()), ("token_ids", pa.list_(pa.int32()))])
 
 
-def save(at: Layout, rows: Mapping[int, tuple[int, ...]]) -> None:
-    """Replaces what was saved before, whole or not at all. Raises StorageFailed."""
+def save(at: Layout, rows: Mapping[int, tuple[int, ...]], tmp: Path) -> None:
+    """Replaces what was saved before, whole or not at all, through a file in `tmp`. Raises StorageFailed."""
     table = pa.table({"row_idx": list(rows), "token_ids": [list(ids) for ids in rows.values()]}, schema=_SCHEMA)
-    temporary = new_name(at.tmp, at.partial.name)
+    temporary = new_name(tmp, at.partial.name)
     with storage_errors(at.partial):
         try:
             with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:

@@ -1,6 +1,7 @@
-"""From parts to OUT: results joined with the input's columns, in input order, proved complete, in one rename.
+"""From parts to OUT: results joined with the input's columns, proved complete, in one rename.
 
-Reads the input a second time, in step with the sorted results, so that memory does not grow with the job. Knows
+Reads the input a second time, in step with the sorted results or into a file that is mapped, so that memory does not
+grow with the job. Knows
 nothing of models or prompts.
 """
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from batchrun.errors import StorageFailed
 from batchrun.store.durable import new_name, remove, storage_errors, sync_folder, write_file
 from batchrun.store.merge import MergedParts, row_indices
-from batchrun.store.parts import JOB_ID_KEY, read_row_idx
+from batchrun.store.parts import JOB_ID_KEY, read_part, read_row_idx
 from batchrun.store.result_files import ResultFiles, Shape
 from batchrun.store.store import Store
 
@@ -53,24 +54,21 @@ def publish(
             part is damaged, or the disk failed. OUT is as it was.
         OutputRefused: something else has appeared at OUT.
     """
-    staging, spill = (new_name(store.at.tmp, name) for name in ("publish", "runs"))
+    staging, spill = (new_name(store.tmp, name) for name in ("publish", "runs"))
     try:
         with storage_errors(staging):
             staging.mkdir()
             spill.mkdir()
-        merged = MergedParts(store.at.list_parts(), results, spill)
+        shape = shape or Shape()
         footer = {**metadata, JOB_ID_KEY: store.job_id}
-        files = ResultFiles(staging, pa.schema([*kept, *results], metadata=footer), shape or Shape())
+        files = ResultFiles(staging, pa.schema([*kept, *results], metadata=footer), shape)
+        join = _in_input_order if shape.order == "input" else _as_answered
         num_rows = 0
-        for window in _windows(batches):
-            rows = merged.take(num_rows + window.num_rows)
-            _prove(store, row_indices(rows), num_rows, num_rows + window.num_rows)
-            files.append([*_kept_columns(window, kept, num_rows), *rows.columns])
-            num_rows += window.num_rows
-        if merged.num_left:
-            raise _foreign_rows(merged.num_left, f"from row_idx {num_rows} on")
+        for columns in join(store, batches, kept, results, spill):
+            files.append(columns)
+            num_rows += len(columns[0])
         written = files.close()
-        _expose(store, staging, written, files.schema)
+        _expose(store, staging, written, files.schema, shape.order)
         return Publication(store.at.out, num_rows, len(written))
     finally:
         # Also after a full disk: what cannot be published must not hold the space that the next try needs.
@@ -78,6 +76,54 @@ def publish(
             # What cannot be removed now is swept by whoever takes the lock next.
             with suppress(OSError):
                 remove(folder)
+
+
+def _in_input_order(
+    store: Store, batches: Iterable[pa.RecordBatch], kept: pa.Schema, results: pa.Schema, spill: Path
+) -> Iterator[list[pa.Array | pa.ChunkedArray]]:
+    """The columns of OUT, some rows at a time; the results are sorted for it."""
+    merged = MergedParts(store.at.list_parts(), results, spill)
+    num_rows = 0
+    for window in _windows(batches):
+        rows = merged.take(num_rows + window.num_rows)
+        _prove(store, row_indices(rows), num_rows, num_rows + window.num_rows)
+        yield [*_kept_columns(window, kept, num_rows), *rows.columns]
+        num_rows += window.num_rows
+    if merged.num_left:
+        raise _foreign_rows(merged.num_left, f"from row_idx {num_rows} on")
+
+
+def _as_answered(
+    store: Store, batches: Iterable[pa.RecordBatch], kept: pa.Schema, results: pa.Schema, spill: Path
+) -> Iterator[list[pa.Array | pa.ChunkedArray]]:
+    """The same, a part at a time as it is; the input's columns are looked up for it."""
+    inputs = _mapped(batches, kept, spill / "input.arrow")
+    is_found = np.zeros(len(inputs), dtype=np.bool_)
+    for part in store.at.list_parts():
+        table = read_part(part, results)
+        rows = row_indices(table)
+        strangers = rows[(rows < 0) | (rows >= len(inputs))]
+        if len(strangers):
+            raise _foreign_rows(len(strangers), f"row_idx {_named(strangers)}")
+        if is_found[rows].any() or len(np.unique(rows)) < len(rows):
+            values, counts = np.unique(rows, return_counts=True)
+            raise _duplicates(store, values[is_found[values] | (counts > 1)])
+        is_found[rows] = True
+        yield [*inputs.take(pa.array(rows)).columns, *table.columns]
+    if not is_found.all():
+        raise _missing_rows(np.flatnonzero(~is_found))
+
+
+def _mapped(batches: Iterable[pa.RecordBatch], kept: pa.Schema, path: Path) -> pa.Table:
+    """The columns to keep, in a file instead of in memory."""
+    num_rows = 0
+    with storage_errors(path):
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, kept) as writer:
+            for window in _windows(batches):
+                writer.write_batch(pa.RecordBatch.from_arrays(_kept_columns(window, kept, num_rows), schema=kept))
+                num_rows += window.num_rows
+        with pa.memory_map(str(path)) as mapped:
+            return pa.ipc.open_file(mapped).read_all()
 
 
 def _windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -107,8 +153,11 @@ def _prove(store: Store, found: NDArray[np.int64], start: int, stop: int) -> Non
     strangers = np.setdiff1d(found, expected)
     if len(strangers):
         raise _foreign_rows(len(strangers), f"row_idx {_named(strangers)}")
-    missing = np.setdiff1d(expected, found)
-    raise StorageFailed(
+    raise _missing_rows(np.setdiff1d(expected, found))
+
+
+def _missing_rows(missing: NDArray[np.int64]) -> StorageFailed:
+    return StorageFailed(
         f"no result for row_idx {_named(missing)}: the input has rows that are in no part; "
         "run the same command again to compute them"
     )
@@ -135,7 +184,7 @@ def _named(rows: NDArray[np.int64]) -> str:
     return shown if len(rows) <= _NUM_NAMED else f"{shown} … ({len(rows)} rows)"
 
 
-def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], schema: pa.Schema) -> None:
+def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], schema: pa.Schema, order: str) -> None:
     """From a finished folder to OUT. Before the rename to `ready` nothing is published; after it, OUT will be."""
     at = store.at
     # Whoever has taken the job over meanwhile swept `staging` if it was there before, and is told here if it was not.
@@ -144,9 +193,10 @@ def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], sc
         # The folders' names before their own; the files were synced one by one.
         for folder in (*(path for path in staging.iterdir() if path.is_dir()), staging):
             sync_folder(folder)
-        manifest = {"files": written, "schema": {field.name: str(field.type) for field in schema}}
+        columns = {field.name: str(field.type) for field in schema}
+        manifest = {"files": written, "schema": columns, "order": order}
         # Before `ready`, so that a published OUT always has its manifest; without OUT a manifest means nothing.
-        write_file(at.manifest, json.dumps(manifest, indent=1).encode(), at.tmp)
+        write_file(at.manifest, json.dumps(manifest, indent=1).encode(), store.tmp)
         staging.rename(at.ready)
         sync_folder(at.folder)
     store.reveal()

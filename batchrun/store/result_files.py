@@ -6,7 +6,7 @@ Both are the same for the same rows in the same batches. Knows nothing of parts 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -32,10 +32,14 @@ _COLUMN_KEY, _TYPE_KEY = b"batchrun.partition_by", b"batchrun.partition_type"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the rows lie in files: of about `file_bytes`, in a folder for each value of the column `partition_by`."""
+    """How the rows lie in files: of about `file_bytes`, in a folder for each value of the column `partition_by`.
+
+    In the `order` of the input, or as they were answered.
+    """
 
     partition_by: str | None = None
     file_bytes: int = 256 << 20
+    order: Literal["input", "run"] = "input"
 
 
 class ResultFiles:

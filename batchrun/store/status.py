@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from batchrun.store import counts
-from batchrun.store.layout import Layout, read_json
+from batchrun.store.layout import Layout
 
 # The words of the OpenAI Batch API, and three that it has no need of.
 StatusWord = Literal[
@@ -89,8 +89,8 @@ def status(out: Path) -> Status:
 
 def num_planned(at: Layout) -> int | None:
     """Rows of the input according to the plan; None when there is no plan yet."""
-    plan = read_json(at.plan / "plan.json")
-    return None if plan is None else int(plan["summary"]["num_rows"])
+    plan = at.read_plan_summary()
+    return None if plan is None else int(plan["num_rows"])
 
 
 def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusWord:

@@ -49,6 +49,7 @@ class Store:
         self.overwrite = overwrite
         self._next_seq: dict[int, int] = {}
         self._lease: Lease | None = None
+        self._tmp: Path | None = None
 
     @classmethod
     def open(cls, out: Path, *, overwrite: bool = False) -> "Store":
@@ -107,6 +108,7 @@ class Store:
             with suppress(OSError, StorageFailed):
                 if lease.is_held:
                     self._leave(created)
+            self._tmp = None
             with suppress(OSError):
                 lease.release()
 
@@ -114,6 +116,15 @@ class Store:
     def is_held(self) -> bool:
         """Whether the folder is this process's still."""
         return self._lease is not None and self._lease.is_held
+
+    @property
+    def tmp(self) -> Path:
+        """Where this holder of the lock keeps what is unfinished, and throws what is to go.
+
+        The next holder takes this folder away before it does anything else. A rename out of it or into it is
+        therefore one with the look whether the lock is still ours: it fails when it is not. Outside `lock` nobody asks.
+        """
+        return self._tmp or self.at.tmp
 
     def check_lease(self) -> None:
         """Raises Overtaken, a StoppedEarly, when another process has the folder by now. Outside `lock` nobody asks."""
@@ -138,7 +149,7 @@ class Store:
             self.at.parts.mkdir(exist_ok=True)
             content = {"job": dict(job), "fingerprint": dict(fingerprint)}
             if content != stored or not self.at.job.exists():
-                write_file(self.at.job, json.dumps(content, indent=1).encode(), self.at.tmp)
+                write_file(self.at.job, json.dumps(content, indent=1).encode(), self.tmp)
 
     def holds_other(self, fingerprint: Mapping[str, str]) -> bool:
         """Whether the folder has a job that `check` would remove in favour of this one; changes nothing.
@@ -171,7 +182,7 @@ class Store:
         assert self._lease, "take_back() belongs inside lock()"
         self.check_lease()
         succession.begin(self.at, staged)
-        succession.finish(self.at)
+        succession.finish(self.at, self.tmp)
         self._next_seq.clear()
 
     def done(self, unit: int) -> NDArray[np.int64]:
@@ -204,7 +215,7 @@ class Store:
         """
         assert unit in self._next_seq, f"commit() to unit {unit} before done({unit})"
         part = self.at.part(unit, self._next_seq[unit])
-        temporary = new_name(self.at.tmp, part.path.name)
+        temporary = new_name(self.tmp, part.path.name)
         self.check_lease()
         with storage_errors(part.path):
             try:
@@ -226,7 +237,7 @@ class Store:
         and never one in neither. Raises StorageFailed.
         """
         self.check_lease()
-        partial.save(self.at, rows)
+        partial.save(self.at, rows, self.tmp)
 
     def load_partial(self) -> dict[int, tuple[int, ...]]:
         """What `save_partial` saved last; empty when nothing was. Raises StorageFailed when it is damaged."""
@@ -235,7 +246,7 @@ class Store:
     def suspect(self, rows: Iterable[int]) -> None:
         """This process is given up while these rows run. Raises StorageFailed."""
         self.check_lease()
-        suspects.add(self.at, rows)
+        suspects.add(self.at, rows, self.tmp)
 
     def load_suspects(self) -> dict[int, int]:
         """Rows that ran when processes of the job were given up, and how many were. Raises StorageFailed."""
@@ -252,7 +263,7 @@ class Store:
     def write_progress(self, progress: Mapping[str, Any]) -> None:
         """Replaces what `status` shows of the running process; its "status" is one of `status.StatusWord`."""
         self.check_lease()
-        temporary = new_name(self.at.tmp, self.at.progress.name)
+        temporary = new_name(self.tmp, self.at.progress.name)
         with storage_errors(self.at.progress):
             # Not synced: nothing is decided from it, and losing it to a power cut costs nothing.
             temporary.write_text(json.dumps(dict(progress)))
@@ -318,20 +329,26 @@ class Store:
         at = self.at
         with storage_errors(at.folder):
             at.tmp.mkdir(exist_ok=True)
-            for leftover in at.tmp.iterdir():
-                remove(leftover)
+            for leftover in list(at.tmp.iterdir()):
+                # By another name first: its owner, if it was only paused, cannot put anything more into it.
+                swept = new_name(at.tmp, "swept")
+                leftover.rename(swept)
+                remove(swept)
+            self._tmp = new_name(at.tmp, "holder")
+            self._tmp.mkdir()
             # It was meant for the holder before.
             remove(at.cancel)
-            target.refuse_without_links(at)
+            target.refuse_without_links(at, self.tmp)
             holder = {"pid": os.getpid(), "host": socket.gethostname()}
-            write_file(at.holder, json.dumps(holder).encode(), at.tmp)
+            write_file(at.holder, json.dumps(holder).encode(), self.tmp)
         self.reveal()
-        succession.finish(at)
+        succession.finish(at, self.tmp)
 
     def _leave(self, created: list[Path]) -> None:
         """What a holder does last; the lock itself it still has."""
         # The holder's name before the lock: afterwards it could be the next holder's.
         self.at.holder.unlink(missing_ok=True)
+        remove(self.tmp)
         if not (self.at.plan.exists() or self.at.overwriting.exists() or self._has_answers()):
             target.remove_folder(self.at, created)
 
@@ -361,11 +378,21 @@ class Store:
         )
         told = (at.progress, at.stuck, at.series, at.metrics, at.summary, at.report)
         for path in (at.job, *belongings, *told):
-            self.check_lease()
-            remove(path)
+            self._discard(path)
             if path == at.job:
                 sync_folder(at.folder)
         self._next_seq.clear()
+
+    def _discard(self, path: Path) -> None:
+        """Removes what is at `path`; never what a process that has taken the folder over has put there."""
+        aside = new_name(self.tmp, path.name)
+        try:
+            path.rename(aside)
+        except FileNotFoundError:
+            # Nothing was there, or `tmp` is gone.
+            self.check_lease()
+            return
+        remove(aside)
 
 
 def job_id(fingerprint: Mapping[str, str]) -> str:

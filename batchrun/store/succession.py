@@ -17,8 +17,11 @@ def begin(at: Layout, staged: Path) -> None:
         sync_folder(at.folder)
 
 
-def finish(at: Layout) -> None:
-    """Moves what has begun to its place; does nothing when nothing has. Raises StorageFailed."""
+def finish(at: Layout, tmp: Path) -> None:
+    """Moves what has begun to its place, and what was there into `tmp`; does nothing when nothing has begun.
+
+    Raises StorageFailed.
+    """
     if not at.next.exists():
         return
     with storage_errors(at.next):
@@ -29,7 +32,7 @@ def finish(at: Layout) -> None:
         for old in (at.plan, at.parts, at.retry):
             if (at.next / old.name).exists():
                 if old.exists():
-                    old.rename(new_name(at.tmp, old.name))
+                    old.rename(new_name(tmp, old.name))
                 (at.next / old.name).rename(old)
         # Of an earlier run of the same rows: its tokens went on to be answers, and its suspects get another try.
         for known in (at.partial, at.suspects):

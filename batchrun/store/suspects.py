@@ -5,18 +5,19 @@ They are run last and one at a time; a row that ran when a second process was gi
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 
 from batchrun.store.durable import storage_errors, write_file
 from batchrun.store.layout import Layout, read_json
 
 
-def add(at: Layout, rows: Iterable[int]) -> None:
-    """One more process was given up while these ran. Raises StorageFailed."""
+def add(at: Layout, rows: Iterable[int], tmp: Path) -> None:
+    """One more process was given up while these ran; written through a file in `tmp`. Raises StorageFailed."""
     counts = load(at)
     for row in rows:
         counts[row] = counts.get(row, 0) + 1
     with storage_errors(at.suspects):
-        write_file(at.suspects, json.dumps(counts).encode(), at.tmp)
+        write_file(at.suspects, json.dumps(counts).encode(), tmp)
 
 
 def load(at: Layout) -> dict[int, int]:

@@ -84,9 +84,9 @@ def remove_folder(at: Layout, created: list[Path]) -> None:
             folder.rmdir()
 
 
-def refuse_without_links(at: Layout) -> None:
-    """Raises OutputRefused on a disk where no part could be committed; leaves nothing behind."""
-    file, link = new_name(at.tmp, "probe"), new_name(at.tmp, "link")
+def refuse_without_links(at: Layout, tmp: Path) -> None:
+    """Raises OutputRefused on a disk where no part could be committed; leaves nothing behind in `tmp`."""
+    file, link = new_name(tmp, "probe"), new_name(tmp, "link")
     file.touch()
     try:
         link.hardlink_to(file)

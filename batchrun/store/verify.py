@@ -39,7 +39,8 @@ class VerifyReport:
 def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
     """Checks OUT against its manifest and its plan: digests, the schema, row indices 0, 1, … n - 1 in order.
 
-    Where OUT has folders by a column's values, the order is that within each folder.
+    Where OUT has folders by a column's values, the order is that within each folder; where rows are to be in the order
+    that they were answered in, any is right.
 
     Raises:
         InputMissing: there is no such job.
@@ -55,8 +56,8 @@ def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
         of = "an unknown number of" if planned is None else planned
         problem = f"{out} is not complete: {done.rows} of {of} rows have a result; run the same command again"
         return VerifyReport(str(out), done.rows, planned, done.failed, 0, (problem,))
-    expected, schema = _expected(at)
-    scan = _Scan(index_column, schema, is_partitioned=any("/" in name for name in expected))
+    expected, schema, order = _expected(at)
+    scan = _Scan(index_column, schema, order, is_partitioned=any("/" in name for name in expected))
     for name, entry in expected.items():
         scan.read(at.out / name, entry)
     scan.look_for_others(at.out, {at.out / name for name in expected})
@@ -66,19 +67,24 @@ def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
     return VerifyReport(str(out), scan.num_rows, planned, done.failed, scan.num_files, tuple(scan.problems))
 
 
-def _expected(at: Layout) -> tuple[dict[str, dict[str, Any]], dict[str, str] | None]:
-    """The files by name, and the types of their columns by name, where the manifest has them."""
+def _expected(at: Layout) -> tuple[dict[str, dict[str, Any]], dict[str, str] | None, str]:
+    """The files by name, the types of their columns by name, where the manifest has them, and the rows' order."""
     manifest = read_json(at.manifest) or {"files": []}
-    return {str(entry["name"]): entry for entry in manifest["files"]}, manifest.get("schema")
+    return (
+        {str(entry["name"]): entry for entry in manifest["files"]},
+        manifest.get("schema"),
+        manifest.get("order", "input"),
+    )
 
 
 class _Scan:
     """Reads the files of OUT one after the other and collects what is wrong, one line a problem."""
 
-    def __init__(self, index_column: str, schema: dict[str, str] | None, *, is_partitioned: bool) -> None:
+    def __init__(self, index_column: str, schema: dict[str, str] | None, order: str, *, is_partitioned: bool) -> None:
         self._index_column = index_column
         self._schema = schema
-        self._rows: list[NDArray[np.int64]] | None = [] if is_partitioned else None
+        self._is_sorted = order == "input"
+        self._rows: list[NDArray[np.int64]] | None = [] if is_partitioned or not self._is_sorted else None
         self._folder: Path | None = None
         self.problems: list[str] = []
         self.num_files = 0
@@ -144,7 +150,7 @@ class _Scan:
         """In a folder of its own: ascending; whether all are there is seen at the end."""
         assert self._rows is not None
         before = self._rows[-1][-1:] if self._rows and path.parent == self._folder else rows[:0]
-        if (np.diff(np.concatenate([before, rows])) <= 0).any():
+        if self._is_sorted and (np.diff(np.concatenate([before, rows])) <= 0).any():
             self.problems.append(f"{path}: rows are not in the input's order")
         self._folder = path.parent
         self._rows.append(rows)

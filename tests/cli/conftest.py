@@ -15,8 +15,9 @@ from tests.cli.fake_library import Library, Run
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     fake = Library(Outcome(output=Path("/data/out"), rows=63))
-    monkeypatch.setitem(sys.modules, "batchrun.lifecycle", fake)
-    monkeypatch.setattr(batchrun, "lifecycle", fake, raising=False)
+    for name in ("lifecycle", "planning"):
+        monkeypatch.setitem(sys.modules, f"batchrun.{name}", fake)
+        monkeypatch.setattr(batchrun, name, fake, raising=False)
     return fake
 
 

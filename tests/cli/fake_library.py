@@ -17,7 +17,7 @@ Run = Callable[..., Result]
 
 @dataclass
 class Library(ModuleType):
-    """Stands for `batchrun.lifecycle`. `outcome` is what a job ends with, or what it raises."""
+    """Stands for `batchrun.lifecycle` and `batchrun.planning`. `outcome` is what a job ends with, or what it raises."""
 
     outcome: Outcome | BaseException
     made: object = None
@@ -28,9 +28,9 @@ class Library(ModuleType):
     resumed: list[Path] = field(default_factory=list)
     during: Callable[[Observe, StopRequest], None] = lambda observe, stop: None
 
-    def plan(self, job: Job, observe: Observe) -> object:
+    def plan(self, job: Job, observe: Observe, stop: StopRequest) -> object:
         self.jobs.append(job)
-        self.during(observe, StopRequest())
+        self.during(observe, stop)
         return self.made
 
     def estimate(self, job: Job, plan: object) -> object:

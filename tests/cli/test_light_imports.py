@@ -59,6 +59,19 @@ def test_report_loads_no_torch(out: Path) -> None:
     assert modules_after(code) & HEAVY == set()
 
 
+def test_a_complete_job_submitted_again_loads_neither_engine_nor_planner_nor_pandas(tmp_path: Path) -> None:
+    """Pandas, which pyarrow loads when it makes an array, took half of the time."""
+    source, out = tmp_path / "rows.csv", tmp_path / "out"
+    source.write_text("prompt\none\ntwo\n")
+    submit = (
+        f"from batchrun.cli import batchrun; batchrun(['submit', {str(source)!r}, '-o', {str(out)!r}, '-m', 'echo'])"
+    )
+    assert not modules_after(submit) & HEAVY
+    assert out.exists()
+    loaded = modules_after(submit)
+    assert loaded & (HEAVY | {"pandas", "duckdb", "jinja2", "prometheus_client"}) == set()
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["submit", "--help"], ["plan", "--help"]])
 def test_help_loads_no_torch(arguments: list[str]) -> None:
     loaded = modules_after(f"from batchrun.cli import batchrun; batchrun({arguments!r})")

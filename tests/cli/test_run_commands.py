@@ -45,11 +45,17 @@ OUTCOME = Outcome(
 
 
 def test_the_real_library_takes_what_the_commands_give() -> None:
-    from batchrun import lifecycle
+    from batchrun import lifecycle, planning
 
-    for name in ("plan", "estimate", "tune", "submit", "resume"):
+    for home, name in [
+        (planning, "plan"),
+        (planning, "estimate"),
+        (planning, "tune"),
+        (lifecycle, "submit"),
+        (lifecycle, "resume"),
+    ]:
         assert (
-            list(inspect.signature(getattr(lifecycle, name)).parameters)
+            list(inspect.signature(getattr(home, name)).parameters)
             == list(inspect.signature(getattr(Library, name)).parameters)[1:]
         )
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from batchrun.cli_signals import giving_way, interrupt_once, stopping_on_signals
+from batchrun.cli_signals import interrupt_once, stopping_on_signals
 from batchrun.errors import Interrupted, StoppedEarly
-from batchrun.observe.events import Event, Message, PlanProgress
 from batchrun.stop import AT_ONCE, DRAIN, StopRequest
 from tests.cli.fake_library import Library, Run
 
@@ -101,18 +100,6 @@ except (KeyboardInterrupt, Interrupted):
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     program = subprocess.run([sys.executable, "-m", "program"], env=os.environ | {"PYTHONPATH": path}, check=False)
     assert program.returncode == 130
-
-
-def test_planning_gives_way_at_its_next_event() -> None:
-    seen: list[Event] = []
-    stop = StopRequest()
-    observe = giving_way(seen.append, stop)
-    observe(PlanProgress(1))
-    stop.request("SIGTERM")
-    observe(Message("info", "still heard"))
-    with pytest.raises(StoppedEarly, match="nothing is kept"):
-        observe(PlanProgress(2))
-    assert seen == [PlanProgress(1), Message("info", "still heard")]
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])

@@ -21,6 +21,7 @@ import batchrun.lifecycle
 import batchrun.report.report
 import batchrun.retry
 import batchrun.reuse
+import batchrun.running
 import batchrun.store.listing
 import batchrun.store.status
 import batchrun.store.verify  # noqa: F401

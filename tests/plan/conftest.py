@@ -10,7 +10,8 @@ import pytest
 
 from batchrun.job import Job
 from batchrun.model_spec import ModelSpec
-from batchrun.plan.plan import Plan, make_plan, read_unit
+from batchrun.plan.plan import Plan, read_unit
+from batchrun.plan.planner import make_plan
 from batchrun.plan.source import expand
 from batchrun.tokenizer import EchoTokenizer
 

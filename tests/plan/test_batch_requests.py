@@ -7,7 +7,7 @@ import pytest
 
 from batchrun.errors import DataError, UsageError
 from batchrun.plan.batch_requests import SCHEMA
-from batchrun.plan.plan import make_plan
+from batchrun.plan.planner import make_plan
 from batchrun.plan.source import expand, scan
 from batchrun.tokenizer import EchoTokenizer
 from tests.plan.test_prompt import ChatTokenizer

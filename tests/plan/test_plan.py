@@ -19,9 +19,10 @@ from batchrun.errors import DataError, InputMissing, StorageFailed, UsageError
 from batchrun.job import Job
 from batchrun.model_spec import ModelSpec
 from batchrun.observe.events import Event, PlanProgress
-from batchrun.plan import plan as plan_module
+from batchrun.plan import planner as plan_module
 from batchrun.plan.estimate import PeakTokens, element_bytes
-from batchrun.plan.plan import Plan, load_plan, make_plan, read_unit
+from batchrun.plan.plan import Plan, load_plan, read_unit
+from batchrun.plan.planner import make_plan
 from batchrun.plan.source import expand
 from batchrun.tokenizer import EchoTokenizer
 

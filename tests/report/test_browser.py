@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from batchrun import lifecycle
+from batchrun import planning
 from batchrun.report.report import write_report
+from batchrun.stop import StopRequest
 from tests.report.test_report import nasty as nasty
 from tests.run.conftest import EchoJob
 
@@ -86,7 +87,7 @@ def test_the_page_prints(browser: Any, page_of: Path, tmp_path: Path) -> None:
 
 
 def test_a_report_of_a_planned_job_is_shown(browser: Any, nasty: EchoJob) -> None:
-    lifecycle.plan(nasty.job(prompt_col="prompt"), lambda event: None)
+    planning.plan(nasty.job(prompt_col="prompt"), lambda event: None, StopRequest())
     page = browser.new_page()
     page.goto(write_report(nasty.out).page.as_uri())
     assert page.locator("h1").inner_text() == "Planned, not run yet"

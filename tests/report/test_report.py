@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchrun import lifecycle
+from batchrun import lifecycle, planning
 from batchrun.observe.events import Event, Message
 from batchrun.plan.prefixes import read_prefixes
 from batchrun.report.facts import gather
@@ -146,7 +146,7 @@ def test_a_killed_and_resumed_job_shows_both_runs_and_the_gap(echo_job) -> None:
 
 def test_a_planned_job_has_a_report_too(echo_job) -> None:
     job = echo_job(30)
-    lifecycle.plan(job.job(), lambda event: None)
+    planning.plan(job.job(), lambda event: None, StopRequest())
     page = write_report(job.out).page.read_text()
     assert "Planned, not run yet" in page
 

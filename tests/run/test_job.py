@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchrun import lifecycle
+from batchrun import lifecycle, planning
 from batchrun.engine.echo import EchoRunner
 from batchrun.engine.step import NO_TOKEN
 from batchrun.errors import DataError, EngineFailed, JobMismatch, OutputRefused, StoppedEarly
@@ -36,7 +36,7 @@ def test_every_row_is_answered_once_in_input_order_as_the_model_alone_would(echo
 
 def test_only_what_no_other_row_shares_is_computed(echo_job):
     job = echo_job(300)
-    plan = lifecycle.plan(job.job(), ignore)
+    plan = planning.plan(job.job(), ignore, StopRequest())
     outcome = job.submit()
     assert outcome.computed_tokens == plan.summary.unique_prompt_tokens
     assert outcome.cached_tokens == plan.summary.saved_tokens
@@ -247,7 +247,7 @@ def diverse_job(make_job, folder):
 
 def test_rows_with_too_little_in_common_share_nothing_and_the_log_says_why(echo_job, tmp_path):
     job = diverse_job(echo_job, tmp_path)
-    summary = lifecycle.plan(job.job(), ignore).summary
+    summary = planning.plan(job.job(), ignore, StopRequest()).summary
     events = []
     outcome = lifecycle.submit(job.job(), events.append, StopRequest())
     assert 0 < summary.saved_tokens < 0.005 * summary.prompt_tokens

@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,14 +22,35 @@ def committed(job: EchoJob) -> list[int]:
     return [row for part in parts for row in pq.read_table(part, columns=["row_idx"]).column(0).to_pylist()]
 
 
-def kill_after(job: EchoJob, seconds: float, number: signal.Signals) -> int:
-    process = job.start("submit", *SLOW)
+def kill_after(
+    job: EchoJob,
+    seconds: float,
+    number: signal.Signals = signal.SIGKILL,
+    command: tuple[str, ...] = ("submit", *SLOW),
+    has_begun: Callable[[], bool] = lambda: True,
+) -> int:
+    """Sends the signal so long after it has begun, unless the command ends before; its exit code."""
+    process = job.start(*command)
+    while process.poll() is None and not has_begun():
+        time.sleep(0.01)
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(number)
     process.communicate()
     return process.returncode
+
+
+def kill_again_and_again(
+    job: EchoJob, command: tuple[str, ...], seed: int, has_begun: Callable[[], bool], is_done: Callable[[], bool]
+) -> None:
+    """Starts the command and kills it at a random moment after it `has_begun`; five times, or until it `is_done`."""
+    rng, codes = random.Random(seed), []
+    while len(codes) < 5 and not is_done():
+        codes.append(kill_after(job, rng.uniform(0.0, 1.2), command=command, has_begun=has_begun))
+        rows = committed(job)
+        assert len(rows) == len(set(rows)), "a row is in two parts"
+    assert -signal.SIGKILL in codes, "never killed while it ran"
 
 
 def stop_once_it_commits(job: EchoJob, number: signal.Signals) -> int:

@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from datetime import datetime
 from datetime import time as time_of_day
@@ -11,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from batchrun.errors import UsageError
+from batchrun import lifecycle, planning
+from batchrun.errors import StoppedEarly, UsageError
 from batchrun.job import Job
 from batchrun.observe.events import Message, PlanProgress
-from batchrun.recall import Recall, seconds_until
+from batchrun.recall import Recall, giving_way, seconds_until
+from batchrun.retry import retry
 from batchrun.stop import StopRequest
 from batchrun.store.cancel import cancel
 from batchrun.store.layout import Layout
+from tests.run.conftest import environment
 from tests.run.test_kill import SLOW, committed
 
 
@@ -125,6 +130,58 @@ def test_cancel_of_a_job_that_nobody_works_on_leaves_nothing(echo_job):
     told = job.call("cancel", str(job.out), "--json")
     assert json.loads(told.stdout) == {"output": str(job.out), "holder": None}
     assert job.call("cancel", str(job.folder / "other")).returncode == 66
+
+
+def test_planning_gives_way_at_its_next_event():
+    seen: list[object] = []
+    stop = StopRequest()
+    observe = giving_way(seen.append, stop)
+    observe(PlanProgress(1))
+    stop.request("SIGTERM")
+    observe(Message("info", "still heard"))
+    with pytest.raises(StoppedEarly, match="nothing is kept"):
+        observe(PlanProgress(2))
+    assert seen == [PlanProgress(1), Message("info", "still heard")]
+
+
+@pytest.mark.parametrize("verb", ["plan", "submit", "retry"])
+def test_cancel_is_heeded_while_a_plan_is_made_and_nothing_is_changed(echo_job, monkeypatch, verb):
+    """A plan or a retry went on planning, however long that took."""
+    monkeypatch.setattr("batchrun.recall._LOOK_EVERY_S", 0.0)
+    job = echo_job(50)
+    if verb == "retry":
+        job.submit()
+    before = sorted(path for path in job.folder.rglob("*") if path.name != "cancel")
+
+    def ask(event):
+        if isinstance(event, PlanProgress):
+            Layout(job.out).cancel.touch()
+
+    work = {
+        "plan": lambda: planning.plan(job.job(), ask, StopRequest()),
+        "submit": lambda: lifecycle.submit(job.job(), ask, StopRequest()),
+        "retry": lambda: retry(job.out, "true", {"max_tokens": 3}, ask, StopRequest()),
+    }
+    with pytest.raises(StoppedEarly, match="stopped by batchrun cancel: the plan was not finished"):
+        work[verb]()
+    assert sorted(path for path in job.folder.rglob("*") if path.name != "cancel") == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_stops_planning_by_the_exit_code(echo_job, number, code):
+    """SIGTERM killed the process, which left its lock behind."""
+    job = echo_job(40_000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchrun", "plan", str(job.source), "-m", "echo", "-o", str(job.out)],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    while process.poll() is None and not Layout(job.out).holder.exists():
+        time.sleep(0.005)
+    process.send_signal(number)
+    stderr = process.communicate()[1]
+    assert process.returncode == code, stderr
+    assert f"stopped by {number.name}: the plan was not finished" in stderr
+    assert not Layout(job.out).folder.exists()
 
 
 def test_what_else_a_job_says_passes_unheeded(tmp_path):

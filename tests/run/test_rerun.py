@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchrun import lifecycle
+from batchrun import opened
 from batchrun.errors import InputMissing, JobMismatch, UsageError
 from batchrun.rerun import Difference, rerun, share_of
 from batchrun.retry import retry
@@ -43,10 +43,10 @@ def test_a_share_is_a_sample_of_the_rows_that_did_not_fail(tmp_path):
 def test_a_model_or_an_input_that_has_changed_since_is_not_compared(tmp_path, monkeypatch):
     job = day(tmp_path / "job", ["one", "two"])
     job.submit()
-    known = lifecycle._resolve(job.job())
+    known = opened.find_model(job.job())
     other = replace(known, spec=replace(known.spec, digest="changed"))
     with monkeypatch.context() as patched:
-        patched.setattr(lifecycle, "_resolve", lambda _: other)
+        patched.setattr(opened, "find_model", lambda _: other)
         with pytest.raises(JobMismatch, match=r"differing: model\)"):
             again(job, 1.0)
     day(tmp_path / "job", ["one", "three"])

@@ -1,8 +1,6 @@
 """Rows of a complete job once more: new answers in the place of the old, all of them or none."""
 
 import json
-import random
-import subprocess
 
 import pyarrow as pa
 import pytest
@@ -16,7 +14,7 @@ from batchrun.store.layout import Layout
 from batchrun.store.status import status
 from batchrun.store.verify import verify
 from tests.run.conftest import echo_text, ignore
-from tests.run.test_kill import SLOW, committed
+from tests.run.test_kill import SLOW, kill_again_and_again
 from tests.run.test_reuse import StoppedSoon, day
 
 
@@ -168,22 +166,13 @@ def test_a_retry_killed_again_and_again_ends_like_one_that_never_was(echo_job, t
     assert undisturbed.call("retry", str(undisturbed.out), *arguments).returncode == 0
     old, new = job.result(), undisturbed.result()
     assert old != new
-    rng, num_killed = random.Random(5), 0
-    for _ in range(5):
-        process = job.start("retry", str(job.out), *arguments)
-        try:
-            process.wait(timeout=rng.uniform(0.7, 2.2))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            num_killed += 1
-        process.communicate()
-        rows = committed(job)
-        assert len(rows) == len(set(rows))
+
+    def is_done() -> bool:
         assert not job.out.exists() or job.result() in (old, new)
-        if process.returncode == 0:
-            # Once more would be another retry, of the rows that are still cut.
-            break
-    assert num_killed
+        # Once more would be another retry, of the rows that are still cut.
+        return job.out.exists() and job.result() == new
+
+    kill_again_and_again(job, ("retry", str(job.out), *arguments), 5, Layout(job.out).overwriting.exists, is_done)
     done = job.call("resume", str(job.out))
     assert done.returncode == 0, done.stderr
     assert job.result() == new

@@ -1,27 +1,25 @@
 """A job that copies what an earlier one has answered: the same result as without it, and only the new rows computed."""
 
 import errno
-import random
-import subprocess
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchrun import lifecycle
+from batchrun import lifecycle, planning
 from batchrun.engine.echo import EchoRunner
 from batchrun.engine.step import NO_TOKEN
 from batchrun.errors import AnswersDiffer, InputMissing, UsageError
 from batchrun.observe.events import Message
 from batchrun.plan import units
-from batchrun.reuse import copied
 from batchrun.stop import StopRequest
 from batchrun.store.layout import Layout
+from batchrun.store.reused import read_reused
 from batchrun.store.store import Store
 from batchrun.store.verify import verify
 from tests.run.conftest import EchoJob, echo_text
-from tests.run.test_kill import SLOW, committed
+from tests.run.test_kill import SLOW, committed, kill_again_and_again
 
 
 def nights(make_job, tmp_path, num_rows=200, num_new=10, num_gone=6):
@@ -89,7 +87,7 @@ def test_a_plan_foresees_what_will_be_copied(echo_job, tmp_path):
     yesterday, today = nights(echo_job, tmp_path)
     yesterday.submit()
     events = []
-    lifecycle.plan(today.job(reuse=str(yesterday.out)), events.append)
+    planning.plan(today.job(reuse=str(yesterday.out)), events.append, StopRequest())
     said = [event.text for event in events if isinstance(event, Message)]
     outcome = today.submit(reuse=str(yesterday.out))
     assert said == [f"{outcome.reused} of {outcome.rows} rows are answered by {yesterday.out}"]
@@ -207,20 +205,15 @@ def test_a_job_killed_while_it_copies_and_computes_ends_like_one_that_never_was(
     undisturbed = day(tmp_path / "undisturbed", today.prompts)
     arguments = (*SLOW, "--reuse", str(yesterday.out))
     assert undisturbed.call("submit", *arguments).returncode == 0
-    rng, num_done, num_killed = random.Random(3), 0, 0
-    for _ in range(5):
-        process = today.start("submit", *arguments)
-        try:
-            process.wait(timeout=rng.uniform(0.8, 2.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            num_killed += 1
-        process.communicate()
-        rows = committed(today)
-        assert len(rows) == len(set(rows)) >= num_done
-        num_done = len(rows)
-    assert num_killed
+    num_done = [0]
+
+    def is_done() -> bool:
+        num_done.append(len(committed(today)))
+        assert num_done == sorted(num_done), "a committed row was lost"
+        return today.out.exists()
+
+    kill_again_and_again(today, ("submit", *arguments), 3, Layout(today.out).parts.exists, is_done)
     done = today.call("submit", *arguments)
     assert done.returncode == 0, done.stderr
     assert today.result() == undisturbed.result()
-    assert copied(Store.open(today.out)) == copied(Store.open(undisturbed.out))
+    assert read_reused(Layout(today.out)) == read_reused(Layout(undisturbed.out))

@@ -101,7 +101,7 @@ with bench.working() as store:
     for folder in folders:
         with in_folder(bench, folder).working() as store:
             outcomes.append(sorted(store.done(0).tolist()))
-            assert list(store.at.tmp.iterdir()) == []
+            assert list(store.tmp.iterdir()) == []
             store.commit(0, bench.results(sorted({2, 3, 4} - set(outcomes[-1]))))
             assert sorted(store.done(0).tolist()) == [0, 1, 2, 3, 4]
     assert len(folders) > 10
@@ -140,7 +140,7 @@ with bench.working() as store:
             if not store.is_complete:
                 bench.publish(store, inputs(5))
         assert verify(again.out).problems == ()
-        assert list(store.at.tmp.iterdir()) == []
+        assert list(store.tmp.iterdir()) == []
     assert len(folders) > 20
 
 

@@ -1,5 +1,6 @@
 """One process on a job, and of two workers on one unit one that goes on."""
 
+import itertools
 import json
 import os
 import shutil
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,9 @@ import pytest
 from batchrun.errors import StoppedEarly, StorageFailed
 from batchrun.store import layout, lease
 from batchrun.store.layout import Layout
+from batchrun.store.lease import Overtaken
 from batchrun.store.store import PartExists, Store
+from tests.store.conftest import FINGERPRINT, Bench
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,6 +122,61 @@ def test_holder_that_was_overtaken_writes_nothing_more_and_leaves_the_other_alon
     assert store.at.holder.exists()
 
 
+@contextmanager
+def pausing(at_line: int, meanwhile) -> Iterator[list[str]]:
+    """Runs `meanwhile` before this line of all that empty a folder; the list then says which it was."""
+    lines, names = itertools.count(), ("_start_over", "_discard", "remove", "check_lease")
+    paused: list[str] = []
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_name not in names or "/batchrun/store/" not in frame.f_code.co_filename:
+            return None
+        if event == "line" and next(lines) == at_line:
+            paused.append(f"{frame.f_code.co_name}, line {frame.f_lineno}")
+            sys.settrace(None)
+            meanwhile()
+        return trace
+
+    return_to = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield paused
+    finally:
+        sys.settrace(return_to)
+
+
+def start_over(bench, at_line: int) -> list[str]:
+    """Starts over a folder with answers, and is overtaken at that line by a third job, which then ends."""
+
+    def succeed() -> None:
+        Layout(bench.out).lock.unlink()
+        with bench.working(overwrite=True, model="third") as store:
+            bench.commit(store, 0, [5])
+
+    with bench.working() as store:
+        bench.commit(store, 0, [0, 1])
+    store = Store.open(bench.out, overwrite=True)
+    with store.lock(), pausing(at_line, succeed) as paused:
+        store.check({"output": str(bench.out)}, FINGERPRINT | {"model": "second"})
+    return paused
+
+
+def test_holder_paused_anywhere_while_it_starts_over_takes_nothing_from_its_successor(tmp_path):
+    """Overtaken between its look at the lock and its removal, it removed the next job's job.json, or its parts."""
+    num_paused = 0
+    for at_line in itertools.count():
+        bench = Bench(tmp_path / str(at_line) / "out")
+        bench.out.parent.mkdir()
+        with suppress(Overtaken):
+            paused = start_over(bench, at_line)
+            assert not paused, f"paused in {paused} it went on as if it had the folder still"
+            break
+        num_paused += 1
+        with bench.working(model="third") as store:
+            assert store.done(0).tolist() == [5], at_line
+    assert num_paused > 50
+
+
 def lose_and_fail(bench) -> None:
     with bench.working() as store:
         store.at.lock.unlink()
@@ -147,7 +207,7 @@ def test_temporary_files_are_swept_by_the_next_holder_and_by_nobody_else(bench):
         assert (store.at.tmp / "left-behind" / "run").exists()
 
     with bench.working() as store:
-        assert list(store.at.tmp.iterdir()) == []
+        assert list(store.tmp.iterdir()) == []
 
 
 def test_of_two_writers_of_one_number_exactly_one_wins_and_the_loser_stops(bench):
@@ -164,7 +224,7 @@ def test_of_two_writers_of_one_number_exactly_one_wins_and_the_loser_stops(bench
         with pytest.raises(PartExists):
             zombie.commit(0, bench.results([2]))
         assert store.done(0).tolist() == [0, 1]
-        assert list(store.at.tmp.iterdir()) == []
+        assert list(store.tmp.iterdir()) == []
 
 
 def test_worker_whose_temporary_file_was_swept_writes_nothing(bench, monkeypatch):
@@ -184,7 +244,9 @@ import sys
 from pathlib import Path
 import pyarrow as pa
 from batchrun.store.layout import Layout
+from batchrun.store.lease import Overtaken
 from batchrun.store.store import PartExists, Store
+from tests.store.conftest import FINGERPRINT, Bench
 store, me = Store(Layout(Path(sys.argv[1])), overwrite=False), int(sys.argv[2])
 store.done(0)
 print("ready", flush=True)

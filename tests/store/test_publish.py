@@ -146,7 +146,7 @@ def test_missing_rows_are_named_and_out_stays_absent(bench, inputs):
             bench.publish(store, inputs(11))
 
         assert not bench.out.exists()
-        assert list(store.at.tmp.iterdir()) == []
+        assert list(store.tmp.iterdir()) == []
 
 
 def test_duplicate_rows_are_named_with_the_parts_that_hold_them(bench, inputs):

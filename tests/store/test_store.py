@@ -139,7 +139,7 @@ def test_partial_tokens_come_back_and_are_replaced_whole(bench):
         store.save_partial({5: (7,)})
     with bench.working() as store:
         assert store.load_partial() == {5: (7,)}
-        assert not list(store.at.tmp.iterdir())
+        assert not list(store.tmp.iterdir())
 
 
 def test_damaged_partial_is_named_with_the_remedy(bench):

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchrun import lifecycle
+from batchrun import planning
 from batchrun.engine.radix import common_len
 from batchrun.engine.request import SamplingParams
 from batchrun.executors import local
 from batchrun.plan.plan import Plan
+from batchrun.stop import StopRequest
 from batchrun.tune import simulation as subject
 from batchrun.tune.profile import save
 from batchrun.tune.simulation import Estimate, estimate
@@ -28,7 +29,7 @@ PROFILE = make_profile(pool_bytes=POOL_BLOCKS * 16 * 8)
 
 
 def planned(job: EchoJob, **options: Any) -> Plan:
-    return lifecycle.plan(job.job(**options), ignore)
+    return planning.plan(job.job(**options), ignore, StopRequest())
 
 
 def estimated(job: EchoJob, **options: Any) -> Estimate:

@@ -1,0 +1,121 @@
+"""A job whose inputs, model and folder were found, before anything is loaded, planned or written.
+
+Importing it must stay quick: a complete job that is submitted again needs no more.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from batchrun.checkpoint import Checkpoint, cache_folder, load_tokenizer, resolve
+from batchrun.errors import DataError
+from batchrun.job import Job
+from batchrun.latency import Latencies
+from batchrun.outcome import Outcome
+from batchrun.plan.plan import load_plan
+from batchrun.plan.sharing import decide
+from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
+from batchrun.store.result_files import check_partitions
+from batchrun.store.reused import read_reused
+from batchrun.store.store import Store
+from batchrun.tasks.generate import result_schema
+from batchrun.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedJob:
+    """A job whose inputs and model were found and whose folder is open; nothing is loaded yet."""
+
+    job: Job
+    files: InputFiles
+    checkpoint: Checkpoint
+    store: Store
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return self.job.fingerprint(inputs=fingerprint(self.files), model_digest=self.checkpoint.spec.digest)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether OUT has this job's answers. Raises JobMismatch where it has another's that may not be replaced."""
+        return self.store.is_complete and not self.store.holds_other(self.identity)
+
+    def claim(self) -> None:
+        """Makes the folder this job's, inside the store's lock. Raises JobMismatch."""
+        self.store.check(self.job.model_dump(mode="json"), self.identity)
+
+    @property
+    def kept(self) -> pa.Schema:
+        """The input's columns that the result keeps."""
+        schema, names = self.files.schema, self.job.keep_cols
+        if names is None:
+            return schema
+        return pa.schema([require_column(schema, name, "--keep-cols") for name in names])
+
+    def check_partitions(self) -> None:
+        """Raises DataError when the values of --partition-by cannot be folders; reads that column once."""
+        name = self.job.partition_by
+        if name is None:
+            return
+        require_column(self.kept, name, "--partition-by")
+        values = pa.nulls(0, self.kept.field(name).type)
+        for batch in scan(self.files, [name], self.job.limit):
+            values = pa.concat_arrays([values, batch.column(1)]).unique()
+            check_partitions(values, name)
+
+    def load_tokenizer(self) -> Tokenizer:
+        job = self.job
+        return load_tokenizer(
+            self.checkpoint,
+            tokenizer=job.tokenizer,
+            chat_template=job.chat_template,
+            trust_remote_code=job.trust_remote_code,
+        )
+
+
+def open_job(job: Job) -> OpenedJob:
+    """Everything that can be refused without loading or writing anything. Raises BatchrunError."""
+    files = expand(job.inputs)
+    store = Store.open(Path(job.output), overwrite=job.overwrite)
+    opened = OpenedJob(job, files, find_model(job), store)
+    taken = sorted({*opened.kept.names} & {*result_schema(job.output_prefix).names})
+    if taken:
+        raise DataError(
+            f"the input has a column {taken[0]!r} and so has the result; give --output-prefix out_, "
+            "or leave the column out with --keep-cols"
+        )
+    return opened
+
+
+def stored_job(output: Path) -> Job:
+    """The job that is stored beside `output`. Raises InputMissing when there is none."""
+    store = Store.open(output)
+    store.at.require_job()
+    return Job.model_validate(dict(store.job) | {"output": str(output), "overwrite": False})
+
+
+def find_model(job: Job) -> Checkpoint:
+    """The job's model. Raises ModelUnavailable."""
+    return resolve(job.model, revision=job.revision, cache=cache_folder(), trust_remote_code=job.trust_remote_code)
+
+
+def as_found(opened: OpenedJob) -> Outcome:
+    """The job's outcome as its folder has it, where this process has done nothing for it. Raises StorageFailed."""
+    began, store = time.monotonic(), opened.store
+    plan, done, reused = load_plan(store.at.plan), store.counts(), read_reused(store.at)
+    return Outcome(
+        output=store.at.out,
+        rows=done.rows,
+        errors=done.errors,
+        error_examples=plan.summary.error_examples if plan else {},
+        duplicates=plan.summary.num_duplicates if plan else 0,
+        reused=reused.rows if reused else 0,
+        vanished=reused.vanished if reused else 0,
+        elapsed_s=time.monotonic() - began,
+        latencies=Latencies.from_dict(store.read_progress().get("latencies", {})),
+        already_complete=True,
+        shares_prefixes=plan is None or decide(opened.job.prefix_caching, plan.summary).is_on,
+        max_error_rate=opened.job.max_error_rate,
+    )

@@ -1,0 +1,100 @@
+"""What is known of a job before it runs: its plan, how long that will take, and what a step of its model costs."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from batchrun.checkpoint import cache_folder
+from batchrun.errors import StorageFailed
+from batchrun.job import Job
+from batchrun.observe.events import Message, Observe
+from batchrun.opened import OpenedJob, find_model, open_job
+from batchrun.plan.plan import Plan, load_plan
+from batchrun.plan.planner import make_plan
+from batchrun.recall import Recall, giving_way
+from batchrun.reuse import earlier_job, foresee
+from batchrun.stop import StopRequest
+from batchrun.store.durable import storage_errors, write_file
+from batchrun.tokenizer import Tokenizer
+from batchrun.tune import simulation
+from batchrun.tune import tune as tuning
+from batchrun.tune.choice import Weights
+from batchrun.tune.profile import find
+
+
+def plan(job: Job, observe: Observe, stop: StopRequest) -> Plan:
+    """Plans the job, or finds the plan that it has; loads no weights.
+
+    Raises:
+        StoppedEarly, Interrupted: `stop` was raised, by a signal, the deadline or `batchrun cancel`.
+        BatchrunError: whatever is wrong with inputs, columns, model or output, before anything has run.
+    """
+    opened = open_job(job)
+    opened.check_partitions()
+    earlier = earlier_job(job, opened.store, opened.identity)
+    observe = Recall(job, opened.store.at, stop).heeded_by(giving_way(observe, stop))
+    with opened.store.lock(job.wait_lock):
+        tokenizer = cache(opened.load_tokenizer)
+        take_folder(opened, tokenizer, observe)
+        made = planned(opened, tokenizer, observe)
+    if earlier is not None:
+        num_reused = foresee(earlier, job, made)
+        observe(Message("info", f"{num_reused:,} of {made.summary.num_rows:,} rows are answered by {earlier.at.out}"))
+    return made
+
+
+def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
+    """What the plan will take to run, by what `tune` measured; None where it has not measured this model here.
+
+    Kept beside the plan, for the report to hold against what came. Raises StorageFailed when it cannot be.
+    """
+    spec = find_model(job).spec
+    profile = find(cache_folder(), job, spec)
+    if profile is None:
+        return None
+    estimated = simulation.estimate(job, plan, profile)
+    with storage_errors(plan.folder):
+        write_file(plan.folder / "estimate.json", json.dumps(asdict(estimated)).encode(), plan.folder)
+    return estimated
+
+
+def tune(job: Job, weights: Weights, is_quick: bool, observe: Observe) -> tuning.Tuned:
+    """Measures the job's model on this machine, for the plans and runs to come.
+
+    Raises:
+        BatchrunError: the model or device is not there, or the cache cannot be written to.
+    """
+    return tuning.tune(job, find_model(job), weights, cache_folder(), is_quick=is_quick, observe=observe)
+
+
+def take_folder(opened: OpenedJob, tokenizer: Callable[[], Tokenizer], observe: Observe) -> None:
+    """Makes the folder this job's.
+
+    Another job that was there goes only once this one's plan is made, so that one that cannot be planned costs nothing.
+    """
+    if not opened.store.holds_other(opened.identity):
+        opened.claim()
+        return
+    staged = _make_plan(opened, tokenizer, observe)
+    opened.claim()
+    opened.store.adopt_plan(staged)
+
+
+def planned(opened: OpenedJob, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Plan:
+    """The plan that the job has, or a new one. Raises BatchrunError."""
+    at = opened.store.at
+    if not at.plan.exists():
+        opened.store.adopt_plan(_make_plan(opened, tokenizer, observe))
+    plan = load_plan(at.plan)
+    if plan is None:
+        raise StorageFailed(f"{at.plan} holds no plan; move it away and run the same command again")
+    return plan
+
+
+def _make_plan(opened: OpenedJob, tokenizer: Callable[[], Tokenizer], observe: Observe) -> Path:
+    """Where the plan was made: not at its place, which may be another process's by now."""
+    folder = opened.store.tmp / opened.store.at.plan.name
+    make_plan(opened.job, opened.files, tokenizer(), opened.checkpoint.spec, folder, observe)
+    return folder
