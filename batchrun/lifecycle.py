@@ -33,6 +33,7 @@ from batchrun.report.recorder import recording
 from batchrun.report.report import write_report
 from batchrun.reuse import copied, copy_answers, earlier_job, foresee
 from batchrun.stop import StopRequest
+from batchrun.store.at_hand import as_called
 from batchrun.store.durable import storage_errors, write_file
 from batchrun.store.publish import publish
 from batchrun.store.result_files import Shape, check_partitions
@@ -104,9 +105,10 @@ def plan(job: Job, observe: Observe) -> Plan:
         tokenizer = cache(opened.load_tokenizer)
         _take_folder(opened, tokenizer, observe)
         made = _planned(opened, tokenizer, observe)
+        opened.store.share()
     if earlier is not None:
         num_reused = foresee(earlier, job, made)
-        observe(Message("info", f"{num_reused:,} of {made.summary.num_rows:,} rows are answered by {earlier.at.out}"))
+        observe(Message("info", f"{num_reused:,} of {made.summary.num_rows:,} rows are answered by {earlier.name}"))
     return made
 
 
@@ -155,6 +157,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
         if store.is_complete:
             return _outcome(opened, load_plan(store.at.plan), None, began)
         plan = _planned(opened, tokenizer, observe)
+        store.share()
         if earlier is not None:
             shares_prefixes = decide(job.prefix_caching, plan.summary).is_on
             copy_answers(earlier, job, plan, store, observe, shares_prefixes=shares_prefixes)
@@ -179,7 +182,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
         return _outcome(opened, plan, ran, began)
 
 
-def resume(output: Path, observe: Observe, stop: StopRequest) -> Outcome:
+def resume(output: Path | str, observe: Observe, stop: StopRequest) -> Outcome:
     """Brings the job that is stored beside `output` to its end.
 
     Raises:
@@ -188,17 +191,18 @@ def resume(output: Path, observe: Observe, stop: StopRequest) -> Outcome:
     return submit(stored_job(output), observe, stop)
 
 
-def stored_job(output: Path) -> Job:
-    """The job that is stored beside `output`. Raises InputMissing when there is none."""
+def stored_job(output: Path | str) -> Job:
+    """The job that is stored beside `output`, a path or URL. Raises InputMissing when there is none."""
     store = Store.open(output)
-    store.at.require_job()
+    with as_called(store):
+        store.at.require_job()
     return Job.model_validate(dict(store.job) | {"output": str(output), "overwrite": False})
 
 
 def open_job(job: Job) -> OpenedJob:
     """Everything that can be refused without loading or writing anything. Raises BatchrunError."""
     files = expand(job.inputs)
-    store = Store.open(Path(job.output), overwrite=job.overwrite)
+    store = Store.open(job.output, overwrite=job.overwrite)
     opened = OpenedJob(job, files, _resolve(job), store)
     taken = sorted({*opened.kept.names} & {*result_schema(job.output_prefix).names})
     if taken:
@@ -291,7 +295,7 @@ def _recording(store: Store, observe: Observe) -> Iterator[Observe]:
 def _report(store: Store, observe: Observe) -> None:
     """Writes the report and says which of its rules ask for attention; a job does not fail for want of it."""
     try:
-        report = write_report(store.at.out)
+        report = write_report(store.at.out, str(store.output))
     except Exception as error:
         # Whatever is wrong with a page about the answers, they are there.
         _log.debug("no report", exc_info=True)
@@ -300,7 +304,7 @@ def _report(store: Store, observe: Observe) -> None:
     for verdict in report.facts.fired:
         level: Literal["warning", "info"] = "warning" if verdict.state == "alert" else "info"
         observe(Message(level, f"{verdict.state}: {verdict.rule}: {verdict.measured}; {verdict.advice}"))
-    observe(Message("info", f"report: {report.page}"))
+    observe(Message("info", f"report: {store.called(str(report.page))}"))
 
 
 def _said(event: RunProgress) -> dict[str, object]:
@@ -351,7 +355,7 @@ def _outcome(opened: OpenedJob, plan: Plan | None, ran: local.Ran | None, began:
     reused = copied(opened.store)
     counters = ran.counters if ran else Counters()
     return Outcome(
-        output=opened.store.at.out,
+        output=opened.store.output,
         rows=done.rows,
         errors=done.errors,
         error_examples=plan.summary.error_examples if plan else {},
