@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)")
-_EXTRAS = {"s3": "pip install 'batchrun[s3]'"}
+_EXTRAS = {"s3": "s3fs is not installed; pip install 'batchrun[s3]'"}
 
 
 class Unreachable(Exception):

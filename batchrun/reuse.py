@@ -66,8 +66,8 @@ def earlier_job(job: Job, store: Store, identity: dict[str, str]) -> Earlier | N
     stored, plan = read_json(at.job), load_plan(at.plan)
     if stored is None or plan is None:
         raise InputMissing(
-            f"--reuse {job.reuse}: {found.called(str(at.folder))} holds no job with a plan; name the output of an earlier job whose "
-            f"{at.folder.name} was kept, or leave --reuse out to compute every row"
+            f"--reuse {job.reuse}: {found.called(str(at.folder))} holds no job with a plan; name the output of an "
+            f"earlier job whose {at.folder.name} was kept, or leave --reuse out to compute every row"
         )
     if differing := Job.differing_answers(stored["fingerprint"], identity):
         raise AnswersDiffer(

@@ -50,7 +50,9 @@ def named(text: str) -> Path | str:
 
 @contextmanager
 def at_hand(text: str) -> Iterator["Here | ObjectHome"]:
-    """The job that a user calls `text`, with what tells how far it is; `fetch` brings the plan and the parts, `fetch_result` OUT.
+    """The job that a user calls `text`, with what tells how far it is.
+
+    `fetch` brings the plan and the parts, `fetch_result` brings OUT.
 
     Raises:
         InputMissing: its store cannot be reached.

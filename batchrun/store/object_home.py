@@ -75,13 +75,14 @@ class ObjectHome:
 
     def refuse(self, *, overwrite: bool) -> None:
         """Raises OutputRefused unless OUT is absent, this job's, or (with `overwrite`) a result of batchrun."""
-        strange = sorted(key for key in self._out.find() if key != SUCCESS and not is_result_file(key))
+        found = self._out.find()
+        strange = sorted(key for key in found if key != SUCCESS and not is_result_file(key))
         if strange:
             raise OutputRefused(
                 f"{self._url} holds {strange[0]}, which is not part of a result of batchrun; move it, or choose "
                 "another -o"
             )
-        if self._generation is None and not overwrite and self._out.find():
+        if self._generation is None and not overwrite and found:
             raise OutputRefused(
                 f"{self._url} exists without its job folder {self.at.folder.name}; choose another -o, or --overwrite "
                 "to replace it"
@@ -211,14 +212,21 @@ class ObjectHome:
             if path != self.at.tmp:
                 remove(path)
         remove(self.at.out)
-        heads = {int(match[1]): key for key in self._job.find("head-") if (match := _HEAD.fullmatch(key))}
+        everything = self._job.find()
+        heads = {int(match[1]): key for key in everything if (match := _HEAD.fullmatch(key))}
         self._head, self._generation = max(heads, default=0), None
         self._is_shared = bool(heads)
         if not heads:
             return []
-        self._generation = str(json.loads(self._job.get(heads[self._head]) or b"{}")["generation"])
-        told = {path.name for path in self._told}
-        return [*self._generation_objects(), *(each for key, each in self._job.find().items() if key in told)]
+        self._generation = self._read_head(heads[self._head])
+        own = f"{self._generation}/", self.at.progress.name, self.at.series.name
+        return [each for key, each in everything.items() if key.startswith(own)]
+
+    def _read_head(self, key: str) -> str:
+        try:
+            return str(json.loads(self._job.get(key) or b"")["generation"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageFailed(f"{self._job}/{key} is damaged; delete the job folder and start again") from error
 
     def _generation_objects(self) -> list[Object]:
         return list(self._job.find(f"{self._generation}/").values()) if self._generation else []
@@ -229,6 +237,7 @@ class ObjectHome:
         self._job.fetch({each.key: self._path(each.key) for each in chosen})
         for each in chosen:
             os.utime(self._path(each.key), (each.modified, each.modified))
+            self._pushed[self._path(each.key)] = self._path(each.key).stat().st_mtime_ns
 
     def _mark(self) -> None:
         """Whether OUT is there, and whether it is this generation's."""

@@ -3,6 +3,7 @@
 A name may be created by one writer only, which is all that a job needs of a store (`create`). Knows nothing of jobs.
 """
 
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ class Objects:
     @classmethod
     def open(cls, url: str) -> "Objects":
         """Asks nobody yet. Raises OutputRefused: not an s3:// URL, or what reads one is not installed."""
+        if not re.fullmatch("s3://[^/]+/.+", url) and url.startswith("s3://"):
+            raise OutputRefused(f"{url} is no name in a bucket; give -o s3://BUCKET/NAME")
         if not url.startswith("s3://"):
             raise OutputRefused(f"{url}: results can be written to s3:// and to mounted disks; choose another -o")
         try:
