@@ -83,7 +83,7 @@ def verify(output: str, rerun: str | None, is_json: bool) -> None:
         job.fetch_result()
         stored = read_json(job.at.job) or {"job": {"output_prefix": ""}}
         found = prove(job.at.out, f"{stored['job']['output_prefix']}row_idx")
-        report = replace(found, output=str(out), problems=tuple(map(job.called, found.problems)))
+        report = replace(found, output=job.called(found.output), problems=tuple(map(job.called, found.problems)))
     again = _rerun(out, rerun) if rerun is not None and report.is_ok else None
     if is_json:
         same = {} if again is None else {"rerun": asdict(again) | {"match_rate": again.match_rate}}
@@ -138,7 +138,8 @@ def doctor(is_json: bool) -> None:
 
 def _look(output: str) -> tuple[Status, tuple[Compared, ...]]:
     with at_hand(output) as job:
-        return replace(look(job.at.out), output=str(job.output)), compare(job.at)
+        now = look(job.at.out)
+        return replace(now, output=job.called(now.output)), compare(job.at)
 
 
 def status_text(now: Status, at_s: float, compared: Sequence[Compared] = ()) -> str:

@@ -15,6 +15,7 @@ from batchrun.errors import InputMissing
 from batchrun.filesystem import Location, Unreachable, explain, failures, locate
 
 _WILD = frozenset("*?[")
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,7 @@ def stream(file: Path | RemoteFile) -> pa.NativeFile:
     """The file's bytes from its start, decompressed as its name says."""
     if isinstance(file, Path):
         return pa.input_stream(str(file), compression="detect")
-    return pa.input_stream(file.open(), compression=_compression(file))
-
-
-def _compression(file: RemoteFile) -> str | None:
-    try:
-        return str(pa.Codec.detect(file.path).name)
-    except ValueError:
-        return None
+    return pa.input_stream(file.open(), compression=_COMPRESSIONS.get(pure(file).suffix.lower()))
 
 
 def pure(file: Path | RemoteFile) -> PurePosixPath | Path:

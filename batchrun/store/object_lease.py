@@ -96,9 +96,9 @@ class ObjectLease:
 
     def check(self) -> None:
         """Raises Overtaken unless the job is this process's still, StorageFailed when that cannot be told."""
-        term = last_term(self._objects)
-        if term is None or term.number != self._number:
+        if self._is_overtaken or max(_numbers(self._objects), default=0) != self._number:
             self._is_overtaken = True
+            term = last_term(self._objects)
             raise Overtaken(self._name, term.holder if term else {})
 
     @property

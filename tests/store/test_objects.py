@@ -76,7 +76,10 @@ def test_an_answer_that_is_lost_on_the_way_does_not_make_a_loser(objects, s3):
 def test_a_store_that_does_not_heed_conditions_is_refused_before_anything_is_written(s3):
     s3.spoil = without_conditions
 
-    with pytest.raises(OutputRefused, match="does not heed If-None-Match") as refusal, Store.open("s3://lake/out").lock():
+    with (
+        pytest.raises(OutputRefused, match="does not heed If-None-Match") as refusal,
+        Store.open("s3://lake/out").lock(),
+    ):
         pytest.fail("the lock was granted")
 
     assert refusal.value.exit_code == 73
