@@ -93,7 +93,7 @@ def test_a_bucket_that_is_not_there_is_named(s3):
 
 @pytest.mark.parametrize("url", ["s3://lake", "s3://lake/", "gs://lake/out", "https://host/out"])
 def test_a_url_that_no_result_can_be_written_to_is_refused(s3, url):
-    with pytest.raises(OutputRefused, match="give -o s3://BUCKET/NAME|choose another -o"):
+    with pytest.raises(OutputRefused, match=r"give -o s3://BUCKET/NAME|choose another -o"):
         Store.open(url)
 
 
