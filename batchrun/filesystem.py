@@ -3,6 +3,7 @@
 Knows nothing of jobs, and imports fsspec and a store's client only when a URL is opened.
 """
 
+import errno
 import re
 import sys
 from dataclasses import dataclass
@@ -75,4 +76,6 @@ def explain(error: Exception) -> str:
         return f"{said}; check the permissions of these credentials"
     if isinstance(error, FileNotFoundError):
         return "no such object"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{said}; free some space"
     return f"{said}; check the network and AWS_ENDPOINT_URL"

@@ -257,8 +257,9 @@ class ObjectHome:
             self.at.overwriting.touch()
 
     def _sweep(self) -> None:
-        """Removes the generations before this one, as far as they are there."""
-        kept = (f"{self._generation}/", _head(self._head), "lock-", _CANCEL, *(path.name for path in self._told))
+        """Removes the generations before this one, and what was told of them."""
+        told = (path.name for path in self._told if path.exists())
+        kept = (f"{self._generation}/", _head(self._head), "lock-", _CANCEL, *told)
         self._job.remove(key for key in self._job.find() if not key.startswith(kept))
 
     def _key(self, path: Path) -> str:

@@ -6,7 +6,7 @@ A name may be created by one writer only, which is all that a job needs of a sto
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -123,7 +123,8 @@ class Objects:
         """Removes objects, as far as they are there."""
         paths = [self._path(key) for key in keys]
         if paths:
-            with self._failing(""):
+            # Not found: somebody else has removed them.
+            with self._failing(""), suppress(FileNotFoundError):
                 self._filesystem.rm(paths)
 
     def refuse_without_conditions(self) -> None:
