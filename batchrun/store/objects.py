@@ -17,6 +17,7 @@ from batchrun.filesystem import Location, Unreachable, explain, failures, locate
 
 _CONFLICT = "ConditionalRequestConflict"  # two writers at once; S3 asks to try again
 _TAKEN = {"PreconditionFailed", "412"}
+_STRANGE = {"", ".", ".."}
 _ATTEMPTS = 5
 _WRITER = "writer"
 
@@ -54,13 +55,13 @@ class Objects:
         return self._at.url(self._at.path)
 
     def find(self, prefix: str = "") -> dict[str, Object]:
-        """All objects whose key starts with `prefix`, a name or several, by key."""
+        """All objects whose key starts with `prefix`, by key; none whose key would lead out of a folder on a disk."""
         folder, _, start = prefix.rpartition("/")
         with self._failing(prefix):
             found = self._filesystem.find(self._path(folder), prefix=start, detail=True)
         above = len(self._at.path) + 1
         objects = [_object(path[above:], info) for path, info in found.items() if info["type"] == "file"]
-        return {each.key: each for each in objects}
+        return {each.key: each for each in objects if not _STRANGE & set(each.key.split("/"))}
 
     def create(self, key: str, content: bytes | Path) -> None:
         """Writes a new object, whole. Raises FileExistsError when the key is taken: of two writers one succeeds."""

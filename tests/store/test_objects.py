@@ -31,6 +31,13 @@ def test_what_is_created_is_not_replaced(objects, tmp_path):
     assert {key: each.size for key, each in objects.find("a/").items()} == {"a/b": 5}
 
 
+def test_names_that_lead_out_of_a_folder_are_passed_over(objects, s3):
+    for key in ("place/../../up", "place/a//b", "place/./c", "place/fine"):
+        s3.write("lake", key, b"x")
+
+    assert objects.find().keys() == {"fine"}
+
+
 def test_of_writers_of_one_object_one_succeeds(objects):
     """The rule that a result rests on."""
     outcomes: list[str] = []
