@@ -61,9 +61,9 @@ def generate(dataset: T, *, observe: Observe | None = None, **options: Any) -> T
         frames.write(dataset, folder / "input.parquet")
         job = _job(folder / "input.parquet", folder / "out", options)
         outcome = lifecycle.submit(job, observe or _ignore, StopRequest())
-        answered = frames.read_like(dataset, outcome.output)
+        answered = frames.read_like(dataset, folder / "out")
         if outcome.errors:
-            outcome.check_budget(f"the first: {frames.first_error(outcome.output, job.output_prefix)}")
+            outcome.check_budget(f"the first: {frames.first_error(folder / 'out', job.output_prefix)}")
         return answered
 
 

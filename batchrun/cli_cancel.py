@@ -2,13 +2,12 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from batchrun.observe.printable import one_line
+from batchrun.store.at_hand import at_hand
 from batchrun.store.cancel import cancel as ask
-from batchrun.store.layout import named_by
 
 
 @click.command()
@@ -24,8 +23,8 @@ def cancel(output: str, is_json: bool) -> None:
     Example:
       batchrun cancel out/reviews
     """
-    out = named_by(Path(output))
-    holder = ask(out)
+    with at_hand(output) as job:
+        holder, out = ask(job), job.output
     if is_json:
         click.echo(json.dumps({"output": str(out), "holder": None if holder is None else asdict(holder)}))
     elif holder is None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from batchrun.errors import OutputRefused
+from batchrun.filesystem import is_url
+from batchrun.store.at_hand import at_hand
 from batchrun.store.export_format import EXPORT_FORMATS, ExportFormat
-from batchrun.store.layout import named_by
 
 
 @click.command()
@@ -28,5 +30,9 @@ def export(output: str, form: ExportFormat, target: str, is_json: bool) -> None:
     """
     from batchrun.store.export import export as write
 
-    written = write(named_by(Path(output)), form, Path(target))
+    if is_url(target):
+        raise OutputRefused(f"cannot create {target}: an export is written to a disk; choose another -o")
+    with at_hand(output) as job:
+        job.fetch_result()
+        written = write(job.at.out, form, Path(target))
     click.echo(json.dumps(asdict(written)) if is_json else written.path)

@@ -8,6 +8,7 @@ import click
 
 from batchrun.cli_text import failed, joined
 from batchrun.errors import InputMissing
+from batchrun.filesystem import is_url
 from batchrun.observe.duration import duration
 from batchrun.observe.printable import one_line
 from batchrun.store.listing import Listed, list_jobs
@@ -25,13 +26,22 @@ def list(folder: str, is_json: bool) -> None:
     Example:
       batchrun list out
     """
-    if not Path(folder).is_dir():
-        raise InputMissing(f"no folder {folder}; give one that jobs write to")
-    jobs = list_jobs(Path(folder))
+    jobs = _jobs(folder)
     if is_json:
         click.echo(json.dumps({"jobs": [job.to_dict() for job in jobs]}))
     else:
         click.echo(list_text(jobs, time.time()))
+
+
+def _jobs(folder: str) -> tuple[Listed, ...]:
+    if is_url(folder):
+        # Its client is an extra.
+        from batchrun.store.object_listing import list_urls
+
+        return list_urls(folder)
+    if not Path(folder).is_dir():
+        raise InputMissing(f"no folder {folder}; give one that jobs write to")
+    return list_jobs(Path(folder))
 
 
 def list_text(jobs: tuple[Listed, ...], at_s: float) -> str:

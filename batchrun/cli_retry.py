@@ -1,13 +1,12 @@
 """The command that runs some rows of a complete job again."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from batchrun.cli_options import JobCommand, load_console, retry_options, typed_changes
-from batchrun.cli_run import run_job
-from batchrun.store.layout import named_by
+from batchrun.cli_run import absolute, run_job
+from batchrun.store.at_hand import named
 
 
 @click.command(cls=JobCommand, params=retry_options())
@@ -25,6 +24,6 @@ def retry(output: str, where: str | None, **given: Any) -> None:
 
     from batchrun import retry as retrying
 
-    out = named_by(Path(output)).absolute()
+    out = absolute(named(output))
     changes = typed_changes(given)
     run_job(console, lambda observe, stop: retrying.retry(out, where, changes, observe, stop), is_retry=True)

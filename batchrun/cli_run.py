@@ -25,7 +25,7 @@ from batchrun.observe.progress import make_observer
 from batchrun.outcome import Outcome
 from batchrun.plan.sharing import decide
 from batchrun.stop import StopRequest
-from batchrun.store.layout import named_by
+from batchrun.store.at_hand import named
 
 
 @click.command(cls=JobCommand, params=job_options())
@@ -86,7 +86,12 @@ def resume(output: str, **given: Any) -> None:
 
     from batchrun import lifecycle
 
-    run_job(console, lambda observe, stop: lifecycle.resume(named_by(Path(output)).absolute(), observe, stop))
+    run_job(console, lambda observe, stop: lifecycle.resume(absolute(named(output)), observe, stop))
+
+
+def absolute(output: Path | str) -> Path | str:
+    """A path from the root; a URL as it is."""
+    return output.absolute() if isinstance(output, Path) else output
 
 
 def run_job(console: Console, work: Callable[[Observe, StopRequest], Outcome], *, is_retry: bool = False) -> None:

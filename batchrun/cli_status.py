@@ -6,7 +6,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ from batchrun.errors import DataError, ModelUnavailable
 from batchrun.observe.duration import duration
 from batchrun.observe.printable import one_line
 from batchrun.report.compared import Compared, compare
-from batchrun.store.layout import Layout, named_by, read_json
+from batchrun.store.at_hand import at_hand, named
+from batchrun.store.layout import read_json
 from batchrun.store.status import Status, StatusWord
 from batchrun.store.status import status as look
 
@@ -50,16 +51,14 @@ def status(output: str, is_json: bool, watch: bool) -> None:
     Example:
       batchrun status out/reviews
     """
-    out = named_by(Path(output))
-    now = look(out)
+    now, compared = _look(output)
     said = ""
     while watch and now.holder is not None:
         if (line := joined(_rows(now), _speed(now.progress) if "elapsed_s" in now.progress else "")) != said:
             click.echo(f"{now.status.replace('_', ' ')}  {line}", err=True)
         said = line
         time.sleep(_WATCH_EVERY_S)
-        now = look(out)
-    compared = compare(Layout(out))
+        now, compared = _look(output)
     as_dict = now.to_dict() | {"compared": [asdict(each) for each in compared]}
     click.echo(json.dumps(as_dict) if is_json else status_text(now, time.time(), compared))
 
@@ -79,13 +78,16 @@ def verify(output: str, rerun: str | None, is_json: bool) -> None:
     """
     from batchrun.store.verify import verify as prove
 
-    out = named_by(Path(output))
-    stored = read_json(Layout(out).job) or {"job": {"output_prefix": ""}}
-    report = prove(out, f"{stored['job']['output_prefix']}row_idx")
+    out = named(output)
+    with at_hand(output) as job:
+        job.fetch_result()
+        stored = read_json(job.at.job) or {"job": {"output_prefix": ""}}
+        found = prove(job.at.out, f"{stored['job']['output_prefix']}row_idx")
+        report = replace(found, output=job.called(found.output), problems=tuple(map(job.called, found.problems)))
     again = _rerun(out, rerun) if rerun is not None and report.is_ok else None
     if is_json:
-        found = {} if again is None else {"rerun": asdict(again) | {"match_rate": again.match_rate}}
-        click.echo(json.dumps(asdict(report) | {"is_ok": report.is_ok} | found))
+        same = {} if again is None else {"rerun": asdict(again) | {"match_rate": again.match_rate}}
+        click.echo(json.dumps(asdict(report) | {"is_ok": report.is_ok} | same))
     else:
         click.echo("\n".join([verify_text(report), *([] if again is None else [rerun_text(again)])]))
     if not report.is_ok:
@@ -107,8 +109,12 @@ def report(output: str, is_json: bool) -> None:
     """
     from batchrun.report.report import write_report
 
-    written = write_report(named_by(Path(output)))
-    click.echo(written.summary.read_text() if is_json else str(written.page))
+    with at_hand(output) as job:
+        job.fetch()
+        written = write_report(job.at.out, None if isinstance(job.output, Path) else job.output)
+        for path in (written.summary, written.page):
+            job.keep(path)
+        click.echo(written.summary.read_text() if is_json else job.called(str(written.page)))
 
 
 @click.command()
@@ -128,6 +134,12 @@ def doctor(is_json: bool) -> None:
     click.echo(json.dumps(asdict(report), default=str) if is_json else doctor_text(report))
     if report.problems:
         raise ModelUnavailable(report.problems[0])
+
+
+def _look(output: str) -> tuple[Status, tuple[Compared, ...]]:
+    with at_hand(output) as job:
+        now = look(job.at.out)
+        return replace(now, output=job.called(now.output)), compare(job.at)
 
 
 def status_text(now: Status, at_s: float, compared: Sequence[Compared] = ()) -> str:
@@ -168,11 +180,11 @@ def rerun_text(again: "Rerun") -> str:
     return aligned(lines)
 
 
-def _rerun(out: Path, share: str) -> "Rerun":
+def _rerun(out: Path | str, share: str) -> "Rerun":
     from batchrun.rerun import rerun, share_of
     from batchrun.stop import StopRequest
 
-    return rerun(out.absolute(), share_of(share), lambda event: None, StopRequest())
+    return rerun(out.absolute() if isinstance(out, Path) else out, share_of(share), lambda event: None, StopRequest())
 
 
 def _problems(report: "VerifyReport") -> str:

@@ -33,7 +33,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
     return run(opened, observe, stop)
 
 
-def resume(output: Path, observe: Observe, stop: StopRequest) -> Outcome:
+def resume(output: Path | str, observe: Observe, stop: StopRequest) -> Outcome:
     """Brings the job that is stored beside `output` to its end.
 
     Raises:

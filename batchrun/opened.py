@@ -17,6 +17,7 @@ from batchrun.outcome import Outcome
 from batchrun.plan.plan import load_plan
 from batchrun.plan.sharing import decide
 from batchrun.plan.source import InputFiles, expand, fingerprint, require_column, scan
+from batchrun.store.at_hand import as_called
 from batchrun.store.result_files import check_partitions
 from batchrun.store.reused import read_reused
 from batchrun.store.store import Store
@@ -78,7 +79,7 @@ class OpenedJob:
 def open_job(job: Job) -> OpenedJob:
     """Everything that can be refused without loading or writing anything. Raises BatchrunError."""
     files = expand(job.inputs)
-    store = Store.open(Path(job.output), overwrite=job.overwrite)
+    store = Store.open(job.output, overwrite=job.overwrite)
     opened = OpenedJob(job, files, find_model(job), store)
     taken = sorted({*opened.kept.names} & {*result_schema(job.output_prefix).names})
     if taken:
@@ -89,10 +90,11 @@ def open_job(job: Job) -> OpenedJob:
     return opened
 
 
-def stored_job(output: Path) -> Job:
-    """The job that is stored beside `output`. Raises InputMissing when there is none."""
+def stored_job(output: Path | str) -> Job:
+    """The job that is stored beside `output`, a path or URL. Raises InputMissing when there is none."""
     store = Store.open(output)
-    store.at.require_job()
+    with as_called(store):
+        store.at.require_job()
     return Job.model_validate(dict(store.job) | {"output": str(output), "overwrite": False})
 
 
@@ -106,7 +108,7 @@ def as_found(opened: OpenedJob) -> Outcome:
     began, store = time.monotonic(), opened.store
     plan, done, reused = load_plan(store.at.plan), store.counts(), read_reused(store.at)
     return Outcome(
-        output=store.at.out,
+        output=store.output,
         rows=done.rows,
         errors=done.errors,
         error_examples=plan.summary.error_examples if plan else {},

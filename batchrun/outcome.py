@@ -13,7 +13,7 @@ from batchrun.latency import Latencies
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A completed job: every one of `rows` is in `output`, those that failed with their error.
+    """A completed job: every one of `rows` is in `output`, a folder or its URL, those that failed with their error.
 
     From `prompt_tokens` on the figures are the engine's in this process, zero when the job was `already_complete`:
     of the prompt tokens that it was given, `cached_tokens` came from a shared prefix and `computed_tokens` were
@@ -28,7 +28,7 @@ class Outcome:
     are not in the input any more; they are counted over all processes. `retried` rows were answered once more.
     """
 
-    output: Path
+    output: Path | str
     rows: int
     errors: dict[str, int] = field(default_factory=dict)
     error_examples: dict[str, str] = field(default_factory=dict)

@@ -39,9 +39,10 @@ def plan(job: Job, observe: Observe, stop: StopRequest) -> Plan:
         tokenizer = cache(opened.load_tokenizer)
         take_folder(opened, tokenizer, observe)
         made = planned(opened, tokenizer, observe)
+        opened.store.share()
     if earlier is not None:
         num_reused = foresee(earlier, job, made)
-        observe(Message("info", f"{num_reused:,} of {made.summary.num_rows:,} rows are answered by {earlier.at.out}"))
+        observe(Message("info", f"{num_reused:,} of {made.summary.num_rows:,} rows are answered by {earlier.name}"))
     return made
 
 

@@ -63,7 +63,7 @@ def share_of(text: str) -> float:
         raise UsageError(f"--rerun should be a rate above 0 such as 0.1% or 0.001, not {text!r}") from None
 
 
-def rerun(output: Path, share: float, observe: Observe, stop: StopRequest) -> Rerun:
+def rerun(output: Path | str, share: float, observe: Observe, stop: StopRequest) -> Rerun:
     """Computes a share of the rows that did not fail again, one at least; always the same ones.
 
     Raises:
@@ -72,6 +72,7 @@ def rerun(output: Path, share: float, observe: Observe, stop: StopRequest) -> Re
         BatchrunError: as `lifecycle.submit`.
     """
     opened = open_job(stored_job(output))
+    opened.store.fetch()
     plan = load_plan(opened.store.at.plan)
     if plan is None or not opened.store.is_complete:
         raise InputMissing(f"{output} is not complete; batchrun resume {output} completes it")

@@ -33,7 +33,7 @@ from batchrun.store.select import select_rows
 
 
 def retry(
-    output: Path, where: str | None, changes: Mapping[str, object], observe: Observe, stop: StopRequest
+    output: Path | str, where: str | None, changes: Mapping[str, object], observe: Observe, stop: StopRequest
 ) -> Outcome:
     """Runs the rows of a complete job again for which `where` (SQL over OUT; None: those that failed) is true.
 
@@ -53,6 +53,8 @@ def retry(
     with opened.store.lock(job.wait_lock):
         num_rows = _unfinished(opened, asked)
         if num_rows is None:
+            opened.store.fetch()
+            opened.store.fetch_result()
             rows = _selected(opened, asked["where"])
             num_rows = len(rows)
             if num_rows:

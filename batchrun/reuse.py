@@ -22,6 +22,7 @@ from batchrun.plan.keys import KEY_TYPE, row_keys
 from batchrun.plan.members import members, num_members
 from batchrun.plan.params import merged
 from batchrun.plan.plan import Plan, Unit, load_plan, read_unit
+from batchrun.store.at_hand import at_hand
 from batchrun.store.durable import new_name, remove, replace_file, storage_errors
 from batchrun.store.layout import Layout, read_json
 from batchrun.store.merge import MergedParts, row_indices
@@ -33,8 +34,9 @@ from batchrun.tasks.generate import result_schema
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """An earlier job whose answers may be copied."""
+    """An earlier job whose answers may be copied; `name` is its OUT as the user calls it."""
 
+    name: str
     at: Layout
     plan: Plan
     results: pa.Schema
@@ -50,19 +52,21 @@ def earlier_job(job: Job, store: Store, identity: dict[str, str]) -> Earlier | N
     """
     if job.reuse is None or (not store.holds_other(identity) and (store.is_complete or _is_copied(job.reuse, store))):
         return None
-    at = Layout(Path(job.reuse))
+    with at_hand(job.reuse) as found:
+        found.fetch()
+        at = found.at
     stored, plan = read_json(at.job), load_plan(at.plan)
     if stored is None or plan is None:
         raise InputMissing(
-            f"--reuse {job.reuse}: {at.folder} holds no job with a plan; name the output of an earlier job whose "
-            f"{at.folder.name} was kept, or leave --reuse out to compute every row"
+            f"--reuse {job.reuse}: {found.called(str(at.folder))} holds no job with a plan; name the output of an "
+            f"earlier job whose {at.folder.name} was kept, or leave --reuse out to compute every row"
         )
     if differing := Job.differing_answers(stored["fingerprint"], identity):
         raise AnswersDiffer(
             f"--reuse {job.reuse}: its answers are not those of this job (differing: {', '.join(differing)}); "
             "give the same options, or leave --reuse out to compute every row"
         )
-    return Earlier(at, plan, result_schema(str(stored["job"]["output_prefix"])))
+    return Earlier(job.reuse, at, plan, result_schema(str(stored["job"]["output_prefix"])))
 
 
 def copy_answers(
@@ -86,11 +90,12 @@ def copy_answers(
             remove(spill)
     store.check_lease()
     write_reused(store.at, found, store.tmp)
-    gone = f"; {found.vanished:,} of its rows are not in the input any more, see {store.at.vanished}"
+    store.keep(store.at.reused)
+    gone = f"; {found.vanished:,} of its rows are not in the input any more, see {store.called(str(store.at.vanished))}"
     observe(
         Message(
             "info",
-            f"{found.rows:,} of {plan.summary.num_rows:,} rows are answered by {earlier.at.out}"
+            f"{found.rows:,} of {plan.summary.num_rows:,} rows are answered by {earlier.name}"
             + (gone if found.vanished else ""),
         )
     )
@@ -183,7 +188,7 @@ class _Copying:
             sources[places >= 0] = match.old.row_idx[places[places >= 0]]
             num_rows += self._commit(unit, table, sources, shared_len)
             shared_len = table.column("keep_len")[-1].as_py()
-        return Reused(str(self._earlier.at.out), num_rows, vanished)
+        return Reused(self._earlier.name, num_rows, vanished)
 
     def _save_vanished(self, match: _Match) -> int:
         """Writes the results of the old rows, duplicates included, that nobody asks for any more; how many."""
@@ -200,6 +205,7 @@ class _Copying:
         with storage_errors(self._store.at.vanished):
             pq.write_table(found, temporary, compression="zstd")
             replace_file(temporary, self._store.at.vanished)
+            self._store.keep(self._store.at.vanished)
         return int(found.num_rows)
 
     def _commit(self, unit: Unit, table: pa.Table, sources: NDArray[np.int64], shared_len: int) -> int:
@@ -218,7 +224,7 @@ class _Copying:
         wanted = np.unique(sources[due])
         found = self._answers.find(wanted)
         if len(found) != len(wanted):
-            raise StorageFailed(f"{self._earlier.at.parts} has changed meanwhile; run the same command again")
+            raise StorageFailed(f"{self._earlier.name} has changed meanwhile; run the same command again")
         asked = members(table.take(due))
         answers = found.take(np.searchsorted(wanted, sources[due][asked.which])).rename_columns(self._results.names)
         before = np.concatenate([[shared_len], table.column("keep_len").to_numpy()[:-1]])

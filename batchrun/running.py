@@ -52,6 +52,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
         if store.is_complete:
             return as_found(opened)
         plan = planned(opened, tokenizer, observe)
+        store.share()
         if earlier is not None:
             shares_prefixes = decide(job.prefix_caching, plan.summary).is_on
             copy_answers(earlier, job, plan, store, observe, shares_prefixes=shares_prefixes)
@@ -106,7 +107,7 @@ def _report(store: Store, observe: Observe) -> None:
     from batchrun.report.report import write_report
 
     try:
-        report = write_report(store.at.out)
+        report = write_report(store.at.out, str(store.output))
     except Exception as error:
         # Whatever is wrong with a page about the answers, they are there.
         _log.debug("no report", exc_info=True)
@@ -115,7 +116,7 @@ def _report(store: Store, observe: Observe) -> None:
     for verdict in report.facts.fired:
         level: Literal["warning", "info"] = "warning" if verdict.state == "alert" else "info"
         observe(Message(level, f"{verdict.state}: {verdict.rule}: {verdict.measured}; {verdict.advice}"))
-    observe(Message("info", f"report: {report.page}"))
+    observe(Message("info", f"report: {store.called(str(report.page))}"))
 
 
 def _saved(store: Store, plan: Plan) -> str:

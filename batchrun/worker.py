@@ -192,6 +192,7 @@ class Worker:
                 file.write(f"{self._engine.description}\nrows: {[row.row_idx for row in in_flight]}\n\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
+            self._store.keep(at.stuck)
             _log.error(
                 "a step did not end within %g s (--step-timeout); see %s; the same command goes on",
                 self._pace.step_timeout_s,

@@ -22,7 +22,7 @@ ROOMS = {
         "engine.sequence engine.speculation engine.step engine.step_time engine.stopwatch"
     ),
     "model files": "checkpoint conversion digest quiet tokenizer",
-    "job side": "plan store tasks observe report frames reuse",
+    "job side": "filesystem plan store tasks observe report frames reuse",
     "engine": "engine",
     "worker": "worker",
     "top": "executors lifecycle opened planning running progress_file recall api doctor tune retry rerun",

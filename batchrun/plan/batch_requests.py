@@ -15,6 +15,7 @@ from batchrun.errors import RowError
 from batchrun.plan.cells import column_values, row_numbers
 from batchrun.plan.conversation import checked
 from batchrun.plan.readers import pieces
+from batchrun.plan.remote import RemoteFile, stream
 
 if TYPE_CHECKING:
     from batchrun.tokenizer import Conversation
@@ -33,10 +34,10 @@ _PASSED_OVER = {
 _USUAL = {"n": 1, "logprobs": False, "tools": [], "logit_bias": {}, "response_format": {"type": "text"}}
 
 
-def is_batch_file(path: Path) -> bool:
+def is_batch_file(path: Path | RemoteFile) -> bool:
     """Whether the first line is a request of the Batch API. Raises OSError."""
-    with pa.input_stream(str(path), compression="detect") as stream:
-        line = stream.read(_LOOKED_AT_BYTES).lstrip().partition(b"\n")[0]
+    with stream(path) as opened:
+        line = opened.read(_LOOKED_AT_BYTES).lstrip().partition(b"\n")[0]
     try:
         request = json.loads(line)
     except (ValueError, RecursionError):
@@ -48,10 +49,12 @@ def is_batch_file(path: Path) -> bool:
 class BatchRequestReader:
     """The requests of one file as rows of `SCHEMA`."""
 
-    def schema(self, path: Path) -> pa.Schema:
+    def schema(self, path: Path | RemoteFile) -> pa.Schema:
         return SCHEMA
 
-    def batches(self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, path: Path | RemoteFile, columns: list[str], schema: pa.Schema, batch_rows: int
+    ) -> Iterator[pa.RecordBatch]:
         for piece, before in pieces(path):
             lines = [(number, line) for number, line in enumerate(piece.split(b"\n"), before + 1) if line.strip()]
             for start in range(0, len(lines), batch_rows):

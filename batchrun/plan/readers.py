@@ -15,6 +15,8 @@ import pyarrow.csv as pc
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
+from batchrun.plan.remote import RemoteFile, pure, readable, stream
+
 _BATCH_BYTES = 8 << 20
 _BLOCK_BYTES = 16 << 20
 _STREAM_BYTES = 1 << 20
@@ -24,11 +26,13 @@ _SAMPLED_GROUPS = 64
 class Reader(Protocol):
     """A file format."""
 
-    def schema(self, path: Path) -> pa.Schema:
+    def schema(self, path: Path | RemoteFile) -> pa.Schema:
         """The file's columns and types."""
         ...
 
-    def batches(self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, path: Path | RemoteFile, columns: list[str], schema: pa.Schema, batch_rows: int
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of `columns` (each in the file) in order; types may still differ from those of `schema`."""
         ...
 
@@ -36,12 +40,14 @@ class Reader(Protocol):
 class ParquetReader:
     """Pages as they come: a row group of any size costs one batch of memory (a dataset scan would hold it whole)."""
 
-    def schema(self, path: Path) -> pa.Schema:
-        with pq.ParquetFile(path) as file:
+    def schema(self, path: Path | RemoteFile) -> pa.Schema:
+        with pq.ParquetFile(readable(path)) as file:
             return file.schema_arrow.remove_metadata()
 
-    def batches(self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_STREAM_BYTES) as file:
+    def batches(
+        self, path: Path | RemoteFile, columns: list[str], schema: pa.Schema, batch_rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(readable(path), pre_buffer=False, buffer_size=_STREAM_BYTES) as file:
             rows = min(batch_rows, _rows_within(file.metadata, set(columns), _BATCH_BYTES))
             yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
 
@@ -53,14 +59,16 @@ class JsonReader:
     date stays text.
     """
 
-    def schema(self, path: Path) -> pa.Schema:
+    def schema(self, path: Path | RemoteFile) -> pa.Schema:
         known = [pa.schema([])]
         for piece, line in pieces(path):
             found = _read_json(piece, line, None).schema
             known = [pa.unify_schemas([*known, _plain(found)], promote_options="permissive")]
         return known[0]
 
-    def batches(self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, path: Path | RemoteFile, columns: list[str], schema: pa.Schema, batch_rows: int
+    ) -> Iterator[pa.RecordBatch]:
         for piece, line in pieces(path):
             table = _read_json(piece, line, schema)
             missing = [name for name in columns if name not in table.column_names]
@@ -72,21 +80,23 @@ class JsonReader:
 class CsvReader:
     """CSV with a header (tab-separated when the name says .tsv); a type is that of the file's first 16 MiB."""
 
-    def schema(self, path: Path) -> pa.Schema:
+    def schema(self, path: Path | RemoteFile) -> pa.Schema:
         with self._open(path) as stream:
             return stream.schema
 
-    def batches(self, path: Path, columns: list[str], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, path: Path | RemoteFile, columns: list[str], schema: pa.Schema, batch_rows: int
+    ) -> Iterator[pa.RecordBatch]:
         with self._open(path) as stream:
             for batch in stream:
                 selected = batch.select(columns)
                 for start in range(0, len(selected), batch_rows):
                     yield selected.slice(start, batch_rows)
 
-    def _open(self, path: Path) -> pc.CSVStreamingReader:
-        delimiter = "\t" if ".tsv" in path.suffixes else ","
+    def _open(self, path: Path | RemoteFile) -> pc.CSVStreamingReader:
+        delimiter = "\t" if ".tsv" in pure(path).suffixes else ","
         return pc.open_csv(
-            pa.input_stream(str(path), compression="detect"),
+            stream(path),
             read_options=pc.ReadOptions(block_size=_BLOCK_BYTES),
             parse_options=pc.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=pc.ConvertOptions(check_utf8=False),
@@ -110,12 +120,12 @@ def _column_name(chunk: pq.ColumnChunkMetaData, columns: set[str]) -> str:
     return path if path in columns else path.partition(".")[0]
 
 
-def pieces(path: Path) -> Iterator[tuple[bytes, int]]:
+def pieces(path: Path | RemoteFile) -> Iterator[tuple[bytes, int]]:
     """Whole lines, about 16 MiB at a time, with the number of lines before them; blank pieces are left out."""
     line = 0
     rest: list[bytes] = []
-    with pa.input_stream(str(path), compression="detect") as stream:
-        while block := stream.read(_BLOCK_BYTES):
+    with stream(path) as opened:
+        while block := opened.read(_BLOCK_BYTES):
             cut = block.rfind(b"\n") + 1
             rest.append(block[:cut] if cut else block)
             if cut:

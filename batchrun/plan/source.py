@@ -10,16 +10,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import IO
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
 from batchrun.errors import DataError, InputMissing, UsageError
+from batchrun.filesystem import explain, failures, is_url
 from batchrun.nearest import nearest
 from batchrun.plan.batch_requests import BatchRequestReader, is_batch_file
 from batchrun.plan.readers import CsvReader, JsonReader, ParquetReader, Reader
+from batchrun.plan.remote import RemoteFile, find, pure
 
 ROW_IDX = pa.field("row_idx", pa.int64(), nullable=False)
 
@@ -44,7 +47,7 @@ _MAX_INT32 = 2**31 - 1
 class InputFile:
     """One file; `name` tells it from the others wherever the input lies; `partition` are its folders' `key=value`."""
 
-    path: Path
+    path: Path | RemoteFile
     name: str
     partition: tuple[tuple[str, str], ...] = ()
 
@@ -75,10 +78,10 @@ def expand(inputs: Iterable[str]) -> InputFiles:
     Raises:
         InputMissing: an input matches nothing or cannot be read.
         DataError: a file that is not Parquet though its name does not say otherwise, or mixed formats.
-        UsageError: a URL, or a file given twice.
+        UsageError: a file given twice.
     """
     files = [file for text in inputs for file in _expand_one(text)]
-    paths = [os.path.realpath(file.path) for file in files]
+    paths = [os.path.realpath(file.path) if isinstance(file.path, Path) else str(file.path) for file in files]
     if twice := sorted({path for path in paths if paths.count(path) > 1}) if len(set(paths)) < len(paths) else []:
         raise UsageError(f"{twice[0]} is given twice; name each input once")
     formats = {_format(file.path): file for file in files}
@@ -96,7 +99,7 @@ def _are_batch_requests(files: list[InputFile]) -> bool:
     return all(_format(file.path) == "JSON Lines" and _holds_batch_requests(file.path) for file in files)
 
 
-def _holds_batch_requests(path: Path) -> bool:
+def _holds_batch_requests(path: Path | RemoteFile) -> bool:
     with _named(path):
         return is_batch_file(path)
 
@@ -148,14 +151,15 @@ def scan(
 def fingerprint(files: InputFiles) -> dict[str, str]:
     """What identifies the files' contents and order: number and name → size and digest.
 
-    Files up to 16 MiB are hashed whole; of a longer one the Parquet footer, or the time of its last change.
+    Files up to 16 MiB are hashed whole; of a longer one the Parquet footer, or the time of its last change. Of a
+    remote one, the store's ETag.
     """
     return {f"{number} {file.name}": _digest(file.path, files.format) for number, file in enumerate(files.files)}
 
 
 def _expand_one(text: str) -> list[InputFile]:
-    if "://" in text:
-        raise UsageError(f"{text}: only local files can be read; copy it here first")
+    if is_url(text):
+        return _expand_url(text)
     path = Path(text)
     if path.is_dir():
         found = _in_folder(path)
@@ -167,6 +171,27 @@ def _expand_one(text: str) -> list[InputFile]:
         found = list({file.path: file for file in found}.values())
         if not matches:
             raise InputMissing(f"no input matches {text}; check the path")
+    return _some(found, text)
+
+
+def _expand_url(url: str) -> list[InputFile]:
+    found = find(url)
+    if not found.files:
+        raise InputMissing(f"no input matches {url}; check the URL")
+    if found.folder is None:
+        return [InputFile(file, pure(file).name, _partition(pure(file).parts[:-1])) for file in found.files]
+    return _some([file for each in found.files if (file := _inside(each, found.folder))], url)
+
+
+def _inside(file: RemoteFile, folder: str) -> InputFile | None:
+    """The file under its name in the folder; None where it is to be passed over."""
+    inside = pure(file).relative_to(folder)
+    if _is_passed_over(inside):
+        return None
+    return InputFile(file, inside.as_posix(), _partition(pure(file).parts[:-1]))
+
+
+def _some(found: list[InputFile], text: str) -> list[InputFile]:
     if not found:
         raise InputMissing(f"{text} holds no Parquet, JSON Lines or CSV file; name the files themselves")
     return found
@@ -176,11 +201,15 @@ def _plain(path: Path) -> InputFile:
     return InputFile(path, path.name, _partition(path.parts[:-1]))
 
 
+def _is_passed_over(inside: PurePath) -> bool:
+    return any(part.startswith((".", "_")) for part in inside.parts) or not _suffix(inside)
+
+
 def _in_folder(folder: Path) -> list[InputFile]:
     files = []
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if not any(part.startswith((".", "_")) for part in inside.parts) and _suffix(path) and path.is_file():
+        if not _is_passed_over(inside) and path.is_file():
             files.append(InputFile(path, inside.as_posix(), _partition(path.parts[:-1])))
     return files
 
@@ -190,18 +219,18 @@ def _partition(folders: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple((unquote(key), unquote(value)) for key, equals, value in pairs if equals and key)
 
 
-def _suffix(path: Path) -> str | None:
+def _suffix(path: PurePath) -> str | None:
     name = path.with_suffix("") if path.suffix.lower() in _COMPRESSIONS else path
     return _SUFFIXES.get(name.suffix.lower())
 
 
-def _format(path: Path) -> str:
+def _format(path: Path | RemoteFile) -> str:
     """By the name, or Parquet for a name that says nothing."""
-    return _suffix(path) or "Parquet"
+    return _suffix(pure(path)) or "Parquet"
 
 
-def _check_magic(path: Path) -> None:
-    with _named(path), path.open("rb") as stream:
+def _check_magic(path: Path | RemoteFile) -> None:
+    with _named(path), _open(path) as stream:
         head = stream.read(4)
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(size - 4, 0))
@@ -209,6 +238,10 @@ def _check_magic(path: Path) -> None:
     if not head == tail == b"PAR1" or size < _SMALLEST_PARQUET_BYTES:
         known = ", ".join(_SUFFIXES)
         raise DataError(f"{path} is not a Parquet file ({size:,} bytes); it may be cut off, or misnamed: {known}")
+
+
+def _open(path: Path | RemoteFile) -> IO[bytes]:
+    return path.open("rb") if isinstance(path, Path) else path.open()
 
 
 def _common_schema(files: tuple[InputFile, ...], reader: Reader) -> pa.Schema:
@@ -269,7 +302,9 @@ def _column(batch: pa.RecordBatch, field: pa.Field, partition: str | None) -> pa
     return column if column.type == field.type else column.cast(field.type)
 
 
-def _digest(path: Path, format: str) -> str:
+def _digest(path: Path | RemoteFile, format: str) -> str:
+    if isinstance(path, RemoteFile):
+        return f"{path.size} {path.version}"
     with _named(path):
         status = path.stat()
         if status.st_size <= _HASHED_WHOLE_BYTES:
@@ -291,13 +326,15 @@ def _footer_digest(path: Path) -> str:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _named(path: Path | RemoteFile) -> Iterator[None]:
     """Turns what reading a file raises into an error that names the file."""
     try:
         yield
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise InputMissing(f"cannot read {path}: {reason}") from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, *failures()) as error:
+        if isinstance(path, RemoteFile) and not isinstance(error, pa.ArrowException):
+            raise InputMissing(f"cannot read {path}: {explain(error)}") from error
         reason = str(error).strip().partition("\n")[0]
         raise DataError(f"{path} is not a valid {_format(path)} file: {reason}") from error

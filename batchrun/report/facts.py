@@ -34,8 +34,8 @@ class Facts:
         return tuple(verdict for verdict in self.verdicts if verdict.fires)
 
 
-def gather(out: Path) -> Facts:
-    """What there is of the job of OUT.
+def gather(out: Path, name: str) -> Facts:
+    """What there is of the job of OUT, which a user calls `name`.
 
     Raises:
         InputMissing: there is no such job.
@@ -51,7 +51,7 @@ def gather(out: Path) -> Facts:
     series = read(at.series)
     parts = [part.path for part in at.list_parts()]
     return Facts(
-        status=replace(now, output=str(out.absolute())),
+        status=replace(now, output=name),
         job=job,
         plan=plan,
         prefixes=tuple(read_prefixes(at.plan)),

@@ -20,15 +20,15 @@ class Report:
     facts: Facts
 
 
-def write_report(out: Path) -> Report:
-    """Both files, each whole or not at all; may be called while the job runs.
+def write_report(out: Path, name: str | None = None) -> Report:
+    """Both files, each whole or not at all; may be called while the job runs. They call OUT `name`, or by its path.
 
     Raises:
         InputMissing: there is no such job.
         StorageFailed: something of the job cannot be read, or the report cannot be written.
     """
     at = Layout(out)
-    facts = gather(out)
+    facts = gather(out, name or str(out.absolute()))
     with storage_errors(at.folder):
         # The temporary names lie beside: those in `tmp` are swept by whoever takes the lock.
         write_file(at.summary, json.dumps(summarised(facts), indent=1).encode(), at.folder)

@@ -151,9 +151,20 @@ class Layout:
         return self.folder / "overwriting"
 
     @property
+    def elsewhere(self) -> Path:
+        """While this exists, the files of OUT are on an object store, of whose job this folder is a copy."""
+        return self.folder / "elsewhere"
+
+    @property
+    def has_result(self) -> bool:
+        """Whether something is at OUT, of whatever job."""
+        return self.out.exists() or self.elsewhere.exists()
+
+    @property
     def is_complete(self) -> bool:
         """Whether OUT holds the answers of the job in the job folder."""
-        return (self.out / self._first_file).is_file() and self.job.is_file() and not self.overwriting.exists()
+        is_there = (self.out / self._first_file).is_file() or self.elsewhere.exists()
+        return is_there and self.job.is_file() and not self.overwriting.exists()
 
     @property
     def was_published(self) -> bool:

@@ -6,7 +6,9 @@ own clock. So a paused holder may be overtaken and wake up: `check` tells it, an
 that it does no harm if it asks too late.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from filelock import SoftFileLease, Timeout
 
@@ -21,11 +23,11 @@ _SIGNING_S = 2.5
 class Overtaken(StoppedEarly):
     """Another process has taken the job over while this one gave no sign of life: this one stops and writes nothing."""
 
-    def __init__(self, at: Layout) -> None:
-        who = at.read_holder()
-        holder = f" by process {who['pid']} on host {who['host']}" if who else ""
+    def __init__(self, name: str, who: Mapping[str, Any]) -> None:
+        """`name` is the job's OUT; `who` has the `pid` and `host` of whoever took it over, or nothing."""
+        holder = f" by process {who['pid']} on host {who['host']}" if {"pid", "host"} <= who.keys() else ""
         super().__init__(
-            f"{at.out} was taken over{holder} while this process gave no sign of life; it stops, and nothing is lost: "
+            f"{name} was taken over{holder} while this process gave no sign of life; it stops, and nothing is lost: "
             "the same command goes on"
         )
 
@@ -57,7 +59,7 @@ class Lease:
     def check(self) -> None:
         """Raises Overtaken unless the lock is this process's still."""
         if self._marker is None or self._marker != self._identity:
-            raise Overtaken(self._at)
+            raise Overtaken(str(self._at.out), self._at.read_holder())
 
     @property
     def is_held(self) -> bool:

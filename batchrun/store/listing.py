@@ -29,8 +29,18 @@ def list_jobs(folder: Path) -> tuple[Listed, ...]:
 
     Does not look into jobs and results, nor follow links to folders.
     """
-    found = [_look(out) for out in _outputs(folder)]
+    found = [look_at(out) for out in _outputs(folder)]
     return tuple(sorted(found, key=lambda job: (-job.at, job.output)))
+
+
+def look_at(out: Path) -> Listed:
+    """The job of OUT as a line of the list."""
+    at = Layout(out)
+    heard = max((_modified(path) for path in (at.job, at.progress, at.manifest, at.plan)), default=0.0)
+    try:
+        return Listed(str(out), heard, status(out))
+    except BatchrunError as error:
+        return Listed(str(out), heard, None, str(error))
 
 
 def _outputs(folder: Path) -> list[Path]:
@@ -46,15 +56,6 @@ def _outputs(folder: Path) -> list[Path]:
 def _is_job(folder: Path) -> bool:
     has_name = folder.name.endswith(FOLDER_SUFFIX) and folder.name != FOLDER_SUFFIX
     return has_name and (folder / "job.json").is_file()
-
-
-def _look(out: Path) -> Listed:
-    at = Layout(out)
-    heard = max((_modified(path) for path in (at.job, at.progress, at.manifest, at.plan)), default=0.0)
-    try:
-        return Listed(str(out), heard, status(out))
-    except BatchrunError as error:
-        return Listed(str(out), heard, None, str(error))
 
 
 def _modified(path: Path) -> float:

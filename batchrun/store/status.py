@@ -117,12 +117,12 @@ def _word_of_held(at: Layout, is_done: bool) -> StatusWord:
 def _holder(at: Layout) -> Holder | None:
     """Who holds the lock, as far as can be told without asking for it; None when nobody does."""
     who = at.read_holder()
-    if not at.shows_life or (who and _is_gone(who)):
+    if not at.shows_life or (who and is_gone(who)):
         return None
     return Holder(who.get("pid", 0), who.get("host", "?"))
 
 
-def _is_gone(who: dict[str, Any]) -> bool:
+def is_gone(who: dict[str, Any]) -> bool:
     """Whether the process is of this machine and has ended: the lock of a killed one stays until it is taken."""
     if who.get("host") != socket.gethostname():
         return False

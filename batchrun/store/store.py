@@ -5,7 +5,6 @@ one link under the next sequence number of its unit, so of two workers on one un
 models nor prompts; what a row's columns mean is the task's affair.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -20,15 +19,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.errors import JobMismatch, OutputRefused, StoppedEarly, StorageFailed
+from batchrun.filesystem import Unreachable, is_url, tidy
 from batchrun.store import partial, succession, suspects, target
+from batchrun.store.at_hand import as_called
 from batchrun.store.counts import Counts, total
-from batchrun.store.durable import link_if_absent, new_name, remove, storage_errors, sync_folder, write_file
+from batchrun.store.durable import new_name, remove, storage_errors, sync_folder, write_file
+from batchrun.store.home import Disk, Hold, Home
 from batchrun.store.layout import Layout, read_json
-from batchrun.store.lease import Lease
 from batchrun.store.parts import read_row_idx, write_part
 
 _ATTEMPTS = 5
-_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY}
 
 
 class PartExists(StoppedEarly):
@@ -44,25 +44,50 @@ class PartExists(StoppedEarly):
 class Store:
     """One job's folder. `open` only looks; everything that writes happens inside `lock`."""
 
-    def __init__(self, at: Layout, *, overwrite: bool) -> None:
+    def __init__(self, at: Layout, home: Home, *, overwrite: bool) -> None:
         self.at = at
         self.overwrite = overwrite
+        self._home = home
         self._next_seq: dict[int, int] = {}
-        self._lease: Lease | None = None
+        self._lease: Hold | None = None
         self._tmp: Path | None = None
 
     @classmethod
-    def open(cls, out: Path, *, overwrite: bool = False) -> "Store":
-        """The store of OUT, whether or not it exists yet; changes nothing on the disk.
+    def open(cls, out: Path | str, *, overwrite: bool = False) -> "Store":
+        """The store of OUT, a path or URL, whether or not it exists yet; changes nothing there.
 
         Raises:
             OutputRefused: OUT cannot be created there, or it holds something that batchrun did not write.
         """
+        if is_url(str(out)):
+            return cls._open_url(tidy(str(out)), overwrite=overwrite)
+        out = Path(out)
         if out.name in ("", ".."):
             raise OutputRefused(f"{out} has no name of its own; give -o the name of a new folder")
         at = Layout(out)
         target.refuse(at, overwrite=overwrite)
-        return cls(at, overwrite=overwrite)
+        return cls(at, Disk(at), overwrite=overwrite)
+
+    @classmethod
+    def _open_url(cls, url: str, *, overwrite: bool) -> "Store":
+        # Its client is an extra.
+        from batchrun.store.object_home import ObjectHome
+
+        try:
+            home = ObjectHome.open(url)
+        except Unreachable as error:
+            raise OutputRefused(f"cannot write {url}: {error}") from error
+        home.refuse(overwrite=overwrite)
+        return cls(home.at, home, overwrite=overwrite)
+
+    @property
+    def output(self) -> Path | str:
+        """OUT as the user calls it."""
+        return self._home.output
+
+    def called(self, text: str) -> str:
+        """The text with the names of files in the job folder as the user would call them."""
+        return self._home.called(text)
 
     @property
     def is_complete(self) -> bool:
@@ -93,24 +118,25 @@ class Store:
             StoppedEarly: another process has it for longer than `wait_s`; the message names it.
             OutputRefused: the folder cannot be created, or its disk has no hard links.
         """
-        lease = Lease(self.at)
-        created = self._acquire(lease, wait_s)
-        try:
-            self._lease = lease
-            self._take_over()
-            yield
-        except (StorageFailed, OutputRefused):
-            # Whoever takes the folder over sweeps what the one before was writing.
-            lease.check()
-            raise
-        finally:
-            self._lease = None
-            with suppress(OSError, StorageFailed):
-                if lease.is_held:
-                    self._leave(created)
-            self._tmp = None
-            with suppress(OSError):
-                lease.release()
+        with as_called(self._home):
+            lease = self._home.hold()
+            created = self._acquire(lease, wait_s)
+            try:
+                self._lease = lease
+                self._take_over()
+                yield
+            except (StorageFailed, OutputRefused):
+                # Whoever takes the folder over sweeps what the one before was writing.
+                lease.check()
+                raise
+            finally:
+                self._lease = None
+                with suppress(OSError, StorageFailed):
+                    if lease.is_held:
+                        self._leave(created)
+                self._tmp = None
+                with suppress(OSError):
+                    lease.release()
 
     @property
     def is_held(self) -> bool:
@@ -150,6 +176,7 @@ class Store:
             content = {"job": dict(job), "fingerprint": dict(fingerprint)}
             if content != stored or not self.at.job.exists():
                 write_file(self.at.job, json.dumps(content, indent=1).encode(), self.tmp)
+                self._home.keep(self.at.job)
 
     def holds_other(self, fingerprint: Mapping[str, str]) -> bool:
         """Whether the folder has a job that `check` would remove in favour of this one; changes nothing.
@@ -163,7 +190,7 @@ class Store:
         known = stored.get("fingerprint", {})
         differing = sorted(key for key in {*known, *fingerprint} if known.get(key) != fingerprint.get(key))
         if differing and not self.overwrite and self._has_answers():
-            raise JobMismatch(str(self.at.folder), tuple(differing))
+            raise JobMismatch(self.called(str(self.at.folder)), tuple(differing))
         return bool(differing) or (self.overwrite and self.is_complete)
 
     def adopt_plan(self, staged: Path) -> None:
@@ -171,6 +198,24 @@ class Store:
         with storage_errors(self.at.plan):
             staged.rename(self.at.plan)
             sync_folder(self.at.folder)
+
+    def share(self) -> None:
+        """From here on others can go on with the plan and the parts; needed before a commit. Raises StorageFailed."""
+        assert self._lease, "share() belongs inside lock()"
+        self.check_lease()
+        self._home.share()
+
+    def fetch(self) -> None:
+        """Brings the plan and the parts, also of a complete job, to where `at` says. Raises StorageFailed."""
+        self._home.fetch()
+
+    def fetch_result(self) -> None:
+        """Brings OUT to where `at` says. Raises StorageFailed."""
+        self._home.fetch_result()
+
+    def keep(self, path: Path) -> None:
+        """Has what was just written to `path`, a file of the job folder, outlive this process. Raises StorageFailed."""
+        self._home.keep(path)
 
     def take_back(self, staged: Path) -> None:
         """Puts the plan, parts and `retry.json` in the folder `staged` in the place of those that are there.
@@ -183,6 +228,8 @@ class Store:
         self.check_lease()
         succession.begin(self.at, staged)
         succession.finish(self.at, self.tmp)
+        self._home.start_over()
+        self._home.share()
         self._next_seq.clear()
 
     def done(self, unit: int) -> NDArray[np.int64]:
@@ -221,7 +268,7 @@ class Store:
             try:
                 # A crash in here leaves a temporary name, which the next holder of the lock sweeps.
                 write_part(table, temporary, self.job_id)
-                link_if_absent(temporary, part.path)
+                self._home.commit(temporary, part.path)
             except FileExistsError:
                 raise PartExists(part.path) from None
             finally:
@@ -238,6 +285,7 @@ class Store:
         """
         self.check_lease()
         partial.save(self.at, rows, self.tmp)
+        self._home.keep(self.at.partial)
 
     def load_partial(self) -> dict[int, tuple[int, ...]]:
         """What `save_partial` saved last; empty when nothing was. Raises StorageFailed when it is damaged."""
@@ -247,6 +295,7 @@ class Store:
         """This process is given up while these rows run. Raises StorageFailed."""
         self.check_lease()
         suspects.add(self.at, rows, self.tmp)
+        self._home.keep(self.at.suspects)
 
     def load_suspects(self) -> dict[int, int]:
         """Rows that ran when processes of the job were given up, and how many were. Raises StorageFailed."""
@@ -276,33 +325,12 @@ class Store:
     def reveal(self) -> None:
         """Moves a finished result from `ready` to OUT; does nothing when there is none. Safe to repeat at any point.
 
-        While an earlier job's answers are being replaced, OUT is missing between two renames; whoever takes the
-        lock after a crash there finds `ready` and goes on.
-
         Raises:
-            OutputRefused: something else has appeared at OUT; the result stays in `ready`.
+            OutputRefused: something else has appeared at OUT; the answers are kept.
         """
         assert self._lease, "reveal() belongs inside lock()"
-        at = self.at
         self.check_lease()
-        with storage_errors(at.out), _refused_when_taken(at.out):
-            if at.ready.exists():
-                if at.overwriting.exists() and at.out.exists():
-                    target.refuse_foreign(at, overwrite=True)
-                    # Aside, not deleted: a crash before the new answers are in place must not cost the old ones.
-                    # When they are aside already, this OUT is somebody else's, and the rename refuses.
-                    at.out.rename(at.replaced)
-                    # Both folders: were the mark gone and the old answers back, they would seem somebody else's.
-                    sync_folder(at.out.parent)
-                    sync_folder(at.folder)
-                # After the old answers have left OUT, before the new ones enter it: OUT without this mark is ours.
-                at.overwriting.unlink(missing_ok=True)
-                sync_folder(at.folder)
-                at.ready.rename(at.out)
-                # The new answers' name is durable before the old answers go.
-                sync_folder(at.out.parent)
-            if at.out.exists() and not at.overwriting.exists():
-                remove(at.replaced)
+        self._home.reveal()
 
     def _stored(self, key: str) -> dict[str, Any]:
         content = read_json(self.at.job)
@@ -310,7 +338,7 @@ class Store:
             raise StorageFailed(f"{self.at.folder} holds no job; submit it first")
         return dict(content[key])
 
-    def _acquire(self, lease: Lease, wait_s: float) -> list[Path]:
+    def _acquire(self, lease: Hold, wait_s: float) -> list[Path]:
         """Takes the lock; returns the folders that had to be created for it, the innermost first."""
         created: list[Path] = []
         for attempt in range(_ATTEMPTS):
@@ -327,6 +355,7 @@ class Store:
     def _take_over(self) -> None:
         """What a new holder does first: say who it is, sweep, and finish what a dead one had begun."""
         at = self.at
+        self._home.take_over()
         with storage_errors(at.folder):
             at.tmp.mkdir(exist_ok=True)
             for leftover in list(at.tmp.iterdir()):
@@ -349,6 +378,7 @@ class Store:
         # The holder's name before the lock: afterwards it could be the next holder's.
         self.at.holder.unlink(missing_ok=True)
         remove(self.tmp)
+        self._home.leave()
         if not (self.at.plan.exists() or self.at.overwriting.exists() or self._has_answers()):
             target.remove_folder(self.at, created)
 
@@ -360,7 +390,8 @@ class Store:
     def _start_over(self) -> None:
         """Empties the folder for a new job, each step so that a crash after it leaves a refusal or a fresh start."""
         at = self.at
-        if at.out.exists():
+        self._home.start_over()
+        if at.has_result:
             # First: from here on OUT is an earlier job's, whatever else is or is not in the folder.
             at.overwriting.touch()
             sync_folder(at.folder)
@@ -398,15 +429,3 @@ class Store:
 def job_id(fingerprint: Mapping[str, str]) -> str:
     """A short name for everything that the answers depend on."""
     return hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:12]
-
-
-@contextmanager
-def _refused_when_taken(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _TAKEN:
-            raise
-        raise OutputRefused(
-            f"{out} has appeared while the job ran; move it away and run the same command again: the answers are kept"
-        ) from error

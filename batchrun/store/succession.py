@@ -25,7 +25,7 @@ def finish(at: Layout, tmp: Path) -> None:
     if not at.next.exists():
         return
     with storage_errors(at.next):
-        if at.out.exists():
+        if at.has_result:
             # First: from here on OUT has the answers of before.
             at.overwriting.touch()
             sync_folder(at.folder)

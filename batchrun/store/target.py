@@ -13,13 +13,10 @@ from batchrun.store.durable import new_name, remove, sync_folder
 from batchrun.store.layout import FIRST_FILE, Layout
 
 _RESULT_FILE = re.compile(r"([^/]+=[^/]*/)?part-\d{5,}\.parquet|[^/]+=[^/]*/")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def refuse(at: Layout, *, overwrite: bool) -> None:
     """Raises OutputRefused unless OUT is absent, this job folder's, or (with `overwrite`) a result of batchrun."""
-    if _URL.match(str(at.out)):
-        raise OutputRefused(f"{at.out} is not a local path; give -o a folder on a mounted disk")
     try:
         if at.folder.exists() and not at.folder.is_dir():
             raise OutputRefused(f"{at.folder} is in the way of the job folder; move it, or choose another -o")
@@ -31,13 +28,18 @@ def refuse(at: Layout, *, overwrite: bool) -> None:
         raise uncreatable(at.out, error) from error
 
 
+def is_result_file(name: str) -> bool:
+    """Whether something of this name, relative to OUT, a folder with a slash behind it, can be part of a result."""
+    return _RESULT_FILE.fullmatch(name) is not None
+
+
 def refuse_foreign(at: Layout, *, overwrite: bool) -> None:
     """Raises OutputRefused when OUT, which exists, is not a result that this job may have or replace."""
     if not at.out.is_dir():
         raise OutputRefused(f"{at.out} is not a folder; move it, or choose another -o")
     paths = list(at.out.rglob("*"))
     names = [path.relative_to(at.out).as_posix() + "/" * path.is_dir() for path in paths]
-    strange = sorted(name for name in names if not _RESULT_FILE.fullmatch(name))
+    strange = sorted(name for name in names if not is_result_file(name))
     # Also with `overwrite`: a folder with anything else in it is never ours to delete.
     if strange or FIRST_FILE not in {path.name for path in paths}:
         if at.was_published:

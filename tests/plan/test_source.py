@@ -185,8 +185,8 @@ def test_what_cannot_be_one_input_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("t\nx\n")
     with pytest.raises(UsageError, match="given twice"):
         expand([a, str(tmp_path / "*.parquet")])
-    with pytest.raises(UsageError, match="copy it here first"):
-        expand(["s3://bucket/a.parquet"])
+    with pytest.raises(InputMissing, match=r"cannot read zz://bucket/a.parquet: Protocol not known: zz"):
+        expand(["zz://bucket/a.parquet"])
     with pytest.raises(DataError, match=r"mixes formats: .*b.csv \(CSV\) and .*a.parquet \(Parquet\)"):
         expand([str(tmp_path)])
 

@@ -93,7 +93,7 @@ def test_the_map_of_prefixes_names_what_rows_share(echo_job) -> None:
     job.submit()
     prefixes = read_prefixes(Layout(job.out).plan)
     assert prefixes[0].text.startswith("You answer questions about numbers.")
-    facts = gather(job.out)
+    facts = gather(job.out, str(job.out))
     saved = facts.plan["prompt_tokens"] - facts.plan["unique_prompt_tokens"]
     assert sum(prefix.saved_tokens for prefix in prefixes) == saved
 
@@ -116,7 +116,7 @@ def test_nothing_from_the_data_is_markup(nasty: EchoJob) -> None:
 
 def test_errors_are_shown_by_type_with_rows(nasty: EchoJob) -> None:
     nasty.submit(prompt_col="prompt", params_col=NASTY_NAME, max_tokens=8)
-    errors = gather(nasty.out).results.errors
+    errors = gather(nasty.out, str(nasty.out)).results.errors
     assert [(row.type, row.row_idx) for row in errors] == [
         ("invalid_params", 0), ("invalid_params", 9), ("invalid_params", 18), ("empty_prompt", 63),
     ]  # fmt: skip

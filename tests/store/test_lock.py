@@ -17,6 +17,7 @@ import pytest
 
 from batchrun.errors import StoppedEarly, StorageFailed
 from batchrun.store import layout, lease
+from batchrun.store.home import Disk
 from batchrun.store.layout import Layout
 from batchrun.store.lease import Overtaken
 from batchrun.store.store import PartExists, Store
@@ -212,7 +213,7 @@ def test_temporary_files_are_swept_by_the_next_holder_and_by_nobody_else(bench):
 
 def test_of_two_writers_of_one_number_exactly_one_wins_and_the_loser_stops(bench):
     with bench.working() as store:
-        zombie = Store(store.at, overwrite=False)
+        zombie = Store(store.at, Disk(store.at), overwrite=False)
         zombie.done(0)
         store.done(0)
         store.commit(0, bench.results([0, 1]))
@@ -243,11 +244,13 @@ RACE = """
 import sys
 from pathlib import Path
 import pyarrow as pa
+from batchrun.store.home import Disk
 from batchrun.store.layout import Layout
 from batchrun.store.lease import Overtaken
 from batchrun.store.store import PartExists, Store
 from tests.store.conftest import FINGERPRINT, Bench
-store, me = Store(Layout(Path(sys.argv[1])), overwrite=False), int(sys.argv[2])
+at, me = Layout(Path(sys.argv[1])), int(sys.argv[2])
+store = Store(at, Disk(at), overwrite=False)
 store.done(0)
 print("ready", flush=True)
 sys.stdin.readline()

@@ -47,11 +47,6 @@ def test_output_without_a_name_is_refused(out):
         Store.open(Path(out))
 
 
-def test_output_by_url_is_refused():
-    with pytest.raises(OutputRefused, match="not a local path"):
-        Store.open(Path("s3://bucket/out"))
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_output_that_is_a_file_is_refused_also_with_overwrite(bench, overwrite):
     bench.out.write_text("mine")
