@@ -34,6 +34,15 @@ def test_every_row_is_answered_once_in_input_order_as_the_model_alone_would(echo
     assert outcome.duplicates == 300 - len(set(job.prompts))
 
 
+def test_verify_knows_a_column_of_lists_that_came_from_json(tmp_path, echo_job):
+    job = echo_job(1)
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"prompt": "What?", "tags": ["a", "b"], "said": [{"by": "x", "marks": [1, 2]}]}\n')
+    job.submit(inputs=(str(source),))
+    assert [row["tags"] for row in job.rows()] == [["a", "b"]]
+    assert verify(job.out).problems == ()
+
+
 def test_only_what_no_other_row_shares_is_computed(echo_job):
     job = echo_job(300)
     plan = planning.plan(job.job(), ignore, StopRequest())
