@@ -80,8 +80,8 @@ def verify(output: str, rerun: str | None, is_json: bool) -> None:
     from batchrun.store.verify import verify as prove
 
     out = named_by(Path(output))
-    stored = read_json(Layout(out).job) or {"job": {"output_prefix": ""}}
-    report = prove(out, f"{stored['job']['output_prefix']}row_idx")
+    stored = (read_json(Layout(out).job) or {"job": {"output_prefix": ""}})["job"]
+    report = prove(out, f"{stored['output_prefix']}row_idx", stored.get("n", 1))
     again = _rerun(out, rerun) if rerun is not None and report.is_ok else None
     if is_json:
         found = {} if again is None else {"rerun": asdict(again) | {"match_rate": again.match_rate}}
@@ -160,7 +160,7 @@ def rerun_text(again: "Rerun") -> str:
     same = again.rows - len(again.differences)
     lines = [("again", f"{same:,} of {again.rows:,} rows have the same text ({again.match_rate:.2%})")]
     lines += [
-        ("", f"row {each.row_idx}: differs from its token {each.token:,} on")
+        ("", f"row {each.row_idx}{each.sample}: differs from its token {each.token:,} on")
         for each in again.differences[:_DIFFERENCES_SHOWN]
     ]
     if len(again.differences) > _DIFFERENCES_SHOWN:

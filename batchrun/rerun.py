@@ -35,12 +35,21 @@ _SHARE: TypeAdapter[float] = TypeAdapter(Annotated[Rate, Field(gt=0, le=1)])
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row whose text came out otherwise; from `token` on, counted from 0 in the text's tokens."""
+    """A row whose text came out otherwise; from `token` on, counted from 0 in the text's tokens.
+
+    `sample_idx` is None where rows have one sample.
+    """
 
     row_idx: int
+    sample_idx: int | None
     token: int
     was: str | None
     now: str | None
+
+    @property
+    def sample(self) -> str:
+        """Which one of its row's, to be read after the row's number."""
+        return "" if self.sample_idx is None else f", sample {self.sample_idx}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +97,15 @@ def rerun(output: Path, share: float, observe: Observe, stop: StopRequest) -> Re
             smaller = keep_rows(plan, rows, beside.at.plan)
             _run(opened, smaller, tokenizer, beside, observe, stop)
             now, was = (_texts(store, opened, rows, beside.at.tmp) for store in (beside, opened.store))
+    num_samples = opened.job.n
     differing = [
-        Difference(row, _first_difference(tokenizer, before, after), before, after)
+        Difference(
+            row // num_samples,
+            row % num_samples if num_samples > 1 else None,
+            _first_difference(tokenizer, before, after),
+            before,
+            after,
+        )
         for row, before, after in zip(rows.tolist(), was, now, strict=True)
         if before != after
     ]

@@ -26,6 +26,7 @@ from batchrun.store.durable import new_name, remove, replace_file, storage_error
 from batchrun.store.layout import Layout, read_json
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import read_answered
+from batchrun.store.samples import split
 from batchrun.store.store import Store
 from batchrun.tasks.generate import result_schema
 
@@ -211,7 +212,7 @@ class _Copying:
         found = self._answers.find(np.sort(np.concatenate([np.empty(0, np.int64), *gone])))
         temporary = new_name(self._store.at.tmp, self._store.at.vanished.name)
         with storage_errors(self._store.at.vanished):
-            pq.write_table(found, temporary, compression="zstd")
+            pq.write_table(split(found, self._job.n), temporary, compression="zstd")
             replace_file(temporary, self._store.at.vanished)
         return int(found.num_rows)
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -277,7 +277,9 @@ class Worker:
                 elapsed_s=elapsed_s,
                 statistics=statistics,
                 latencies=self._engine.latencies(),
-                slowest=self._engine.slowest_rows(),
+                slowest=tuple(
+                    replace(row, row_idx=row.row_idx // self._task.num_samples) for row in self._engine.slowest_rows()
+                ),
             )
         )
 

@@ -52,7 +52,8 @@ class Request:
     """One row for the engine.
 
     `keep_len` is the length of the prefix that this row shares with the row after it in plan order:
-    nothing behind it has a future reader. `output_ids` are tokens generated before a resume.
+    nothing behind it has a future reader. `output_ids` are tokens generated before a resume. Where each row of the
+    input has `num_samples`, `row_idx` counts all of them, those of one row together.
     """
 
     row_idx: int
@@ -60,6 +61,17 @@ class Request:
     sampling: SamplingParams
     keep_len: int = 0
     output_ids: tuple[int, ...] = ()
+    num_samples: int = 1
+
+    @property
+    def input_row(self) -> int:
+        """The row of the input."""
+        return self.row_idx // self.num_samples
+
+    @property
+    def seed(self) -> int:
+        """Of this sample: as vLLM has it, sample s is what the row's only one would be with s added to the seed."""
+        return self.sampling.seed + self.row_idx % self.num_samples
 
     @property
     def max_len(self) -> int:

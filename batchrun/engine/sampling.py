@@ -99,9 +99,8 @@ def _draw(
         scaled.masked_fill_(scaled < _threshold(scaled, top_k, [one.top_p for one in params]), -math.inf)
     weights = (scaled - best).exp()
     cumulated = weights.cumsum(dim=-1)
-    draws = [
-        uniform(one.seed, item.sequence.request.row_idx, item.end) for one, item in zip(params, items, strict=True)
-    ]
+    requests = [item.sequence.request for item in items]
+    draws = [uniform(one.seed, one.input_row, item.end) for one, item in zip(requests, items, strict=True)]
     total = cumulated[:, -1:]
     # Below the total even where the product rounds up to it.
     aims = torch.minimum(_column(draws, logits) * total, torch.nextafter(total, torch.zeros_like(total)))

@@ -27,6 +27,7 @@ from batchrun.plan.order import Order, OrderedRows
 from batchrun.plan.params import merged
 from batchrun.plan.prefixes import write_prefixes
 from batchrun.plan.prompt import PromptRenderer, Rendered
+from batchrun.plan.samples import Samples
 from batchrun.plan.source import InputFiles, require_column, scan
 from batchrun.plan.units import UNIT_SCHEMA as UNIT_SCHEMA
 from batchrun.plan.units import Unit as Unit
@@ -46,7 +47,7 @@ _USUAL_NUM_SEQS = 256  # where the job names none and the device is not known ye
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """The plan in numbers. `num_rows` = `num_unique` + `num_duplicates` + all `errors`.
+    """The plan in numbers. `num_rows` = `num_unique` + `num_duplicates` + all `errors`; every sample of a row counts.
 
     Tokens are counted over the `num_unique` rows that run: `prompt_tokens` without any sharing, and
     `unique_prompt_tokens` with each shared prefix computed once, which is the least possible.
@@ -96,7 +97,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Rows of the input to plan once more, each with these sampling parameters, whatever the row's own say."""
+    """Rows to plan once more, each with these sampling parameters, whatever the row's own say; samples are counted."""
 
     rows: NDArray[np.int64]  # [num_rows]
     params: Mapping[str, Any]
@@ -208,6 +209,7 @@ class _Planner:
         self._tally = _Tally()
         self._folder = staging
         self._again = again
+        self._samples = Samples(job.n, None if again is None else again.rows)
         self._id_column = job.id_col or renderer.id_column
 
     def render(self, files: InputFiles) -> None:
@@ -229,7 +231,7 @@ class _Planner:
         """The rows in plan order, counted and cut into units."""
         tally = self._tally
         shared_with_last = 0
-        for rows in self._order.sorted(self._is_foldable):
+        for rows in self._samples.spread(self._order.sorted(self._is_foldable), self._is_foldable):
             lengths = rows.lengths
             output_len = self._output_len(rows.params, lengths)
             shared = np.concatenate([[shared_with_last], rows.keep_len[:-1].astype(np.int64)])
@@ -256,7 +258,7 @@ class _Planner:
     def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._again is None:
             return batch
-        return batch.filter(pa.array(np.isin(row_numbers(batch), self._again.rows)))
+        return batch.filter(pa.array(np.isin(row_numbers(batch), self._again.rows // self._samples.num)))
 
     def _ids(self) -> UniqueIds | None:
         # Of some of the rows nothing is to be proved: all of them were seen before.
@@ -268,15 +270,15 @@ class _Planner:
 
     def _keep(self, rendered: Rendered) -> None:
         tally = self._tally
-        tally.num_rows += len(rendered.row_idx)
+        tally.num_rows += len(self._samples.of(rendered.row_idx))
         failed = [index for index, error in enumerate(rendered.errors) if error is not None]
         good = [index for index, error in enumerate(rendered.errors) if error is None]
-        errors = [error for error in rendered.errors if error is not None]
-        for error in errors:
-            tally.errors[error.type] += 1
+        for index in failed:
+            error, numbers = rendered.errors[index], self._samples.of(rendered.row_idx[index : index + 1])
+            assert error is not None
+            tally.errors[error.type] += len(numbers)
             tally.error_examples.setdefault(error.type, error.message)
-        if failed:
-            self._writer.add_failed(rendered.row_idx[failed].tolist(), errors)
+            self._writer.add_failed(numbers.tolist(), [error] * len(numbers))
         if good:
             token_ids = [rendered.token_ids[index] for index in good]
             self._order.add(rendered.row_idx[good], token_ids, [rendered.params[index] for index in good])
@@ -303,7 +305,10 @@ class _Planner:
         tally.max_tokens_total += int(output_len.sum())
         longest = int(lengths.argmax())
         if lengths[longest] > tally.longest_prompt:
-            tally.longest_prompt, tally.longest_prompt_row = int(lengths[longest]), int(rows.row_idx[longest])
+            tally.longest_prompt, tally.longest_prompt_row = (
+                int(lengths[longest]),
+                int(rows.row_idx[longest]) // self._samples.num,
+            )
         tally.longest_len = max(tally.longest_len, int((lengths + output_len).max()))
 
 

@@ -38,8 +38,10 @@ class Results:
     errors: tuple[FailedRow, ...] = ()
 
 
-def read_results(parts: list[Path], prefix: str, num_errors: Mapping[str, int]) -> Results:
+def read_results(parts: list[Path], prefix: str, num_errors: Mapping[str, int], num_samples: int = 1) -> Results:
     """The rows in `parts`, whose columns are named with `prefix`; `num_errors` is how many failed, by type.
+
+    Each row of the input is there `num_samples` times.
 
     Raises StorageFailed when a part cannot be read.
     """
@@ -48,7 +50,9 @@ def read_results(parts: list[Path], prefix: str, num_errors: Mapping[str, int]) 
     try:
         rows = ds.dataset([str(part) for part in parts], format="parquet")
         prompt_lengths, output_lengths, reasons = _lengths(rows, prefix)
-        return Results(prompt_lengths, output_lengths, dict(reasons), tuple(_errors(rows, prefix, num_errors)))
+        return Results(
+            prompt_lengths, output_lengths, dict(reasons), tuple(_errors(rows, prefix, num_errors, num_samples))
+        )
     except (OSError, pa.ArrowException) as error:
         raise StorageFailed(f"cannot read the parts in {parts[0].parent}: {error}") from error
 
@@ -73,7 +77,7 @@ def _added(counts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.
     return more
 
 
-def _errors(rows: ds.Dataset, prefix: str, num_errors: Mapping[str, int]) -> list[FailedRow]:
+def _errors(rows: ds.Dataset, prefix: str, num_errors: Mapping[str, int], num_samples: int) -> list[FailedRow]:
     """A few rows of each type; looks no further when it has them."""
     if not num_errors:
         return []
@@ -82,7 +86,7 @@ def _errors(rows: ds.Dataset, prefix: str, num_errors: Mapping[str, int]) -> lis
     is_failed = pc.field(prefix + "finish_reason") == "error"
     for batch in rows.to_batches(columns=[prefix + "row_idx", prefix + "error"], filter=is_failed):
         for row_idx, error in zip(batch.column(0), batch.column(1), strict=True):
-            failed = FailedRow(row_idx.as_py(), **error.as_py())
+            failed = FailedRow(row_idx.as_py() // num_samples, **error.as_py())
             if len(found[failed.type]) < _EXAMPLES_OF_A_TYPE:
                 found[failed.type].append(failed)
         if all(len(found[name]) >= count for name, count in wanted.items()):

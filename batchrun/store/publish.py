@@ -19,6 +19,7 @@ from batchrun.store.durable import new_name, remove, storage_errors, sync_folder
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import JOB_ID_KEY, read_row_idx
 from batchrun.store.result_files import ResultFiles, Shape
+from batchrun.store.samples import published, split
 from batchrun.store.store import Store
 
 _WINDOW_ROWS = 16_384
@@ -41,8 +42,11 @@ def publish(
     results: pa.Schema,
     metadata: Mapping[str, str],
     shape: Shape | None = None,
+    num_samples: int = 1,
 ) -> Publication:
     """Writes OUT: the `kept` columns of the input, then the `results` columns of the parts; every input row once.
+
+    Or `num_samples` times, once for each sample.
 
     `batches` are the input's rows in input order: the row's index first (0, 1, …), then at least the `kept` columns.
     `results` is the parts' schema, the row's index first. `metadata` goes into every file's footer beside the job's
@@ -60,13 +64,16 @@ def publish(
             spill.mkdir()
         merged = MergedParts(store.at.list_parts(), results, spill)
         footer = {**metadata, JOB_ID_KEY: store.job_id}
-        files = ResultFiles(staging, pa.schema([*kept, *results], metadata=footer), shape or Shape())
+        columns = [*kept, *published(results, num_samples)]
+        files = ResultFiles(staging, pa.schema(columns, metadata=footer), shape or Shape())
         num_rows = 0
-        for window in _windows(batches):
-            rows = merged.take(num_rows + window.num_rows)
-            _prove(store, row_indices(rows), num_rows, num_rows + window.num_rows)
-            files.append([*_kept_columns(window, kept, num_rows), *rows.columns])
-            num_rows += window.num_rows
+        for window in _windows(batches, max(_WINDOW_ROWS // num_samples, 1)):
+            stop = num_rows + window.num_rows * num_samples
+            rows = merged.take(stop)
+            _prove(store, row_indices(rows), num_rows, stop)
+            repeated = _kept_columns(window, kept, num_rows // num_samples, num_samples)
+            files.append([*repeated, *split(rows, num_samples).columns])
+            num_rows = stop
         if merged.num_left:
             raise _foreign_rows(merged.num_left, f"from row_idx {num_rows} on")
         written = files.close()
@@ -80,18 +87,21 @@ def publish(
                 remove(folder)
 
 
-def _windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _windows(batches: Iterable[pa.RecordBatch], at_most: int) -> Iterator[pa.RecordBatch]:
     """The batches, cut so that a window of long results stays small."""
     for batch in batches:
-        for start in range(0, batch.num_rows, _WINDOW_ROWS):
-            yield batch.slice(start, _WINDOW_ROWS)
+        for start in range(0, batch.num_rows, at_most):
+            yield batch.slice(start, at_most)
 
 
-def _kept_columns(window: pa.RecordBatch, kept: pa.Schema, start: int) -> list[pa.Array]:
-    """The columns to keep; by position, since an input column may be called like the row's index."""
+def _kept_columns(window: pa.RecordBatch, kept: pa.Schema, start: int, num_samples: int) -> list[pa.Array]:
+    """The columns to keep, each row `num_samples` times; by position, since an input column may be called like the
+    row's index."""
     index = np.asarray(window.column(0).to_numpy(), dtype=np.int64)
     expected = np.arange(start, start + window.num_rows)
     assert np.array_equal(index, expected), f"input rows {index[:3]}… where {start}… was due"
+    if num_samples > 1:
+        window = window.take(pa.array(np.repeat(np.arange(window.num_rows), num_samples)))
     names = window.schema.names[1:]
     return [window.column(1 + names.index(name)) for name in kept.names]
 

@@ -61,13 +61,14 @@ class GenerateTask:
         self._max_model_len = max_model_len
         self._column_names = result_schema(job.output_prefix).names
         self._shares_prefixes = shares_prefixes
+        self.num_samples = job.n
 
     def request(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> Request:
         """What to run for a row; `output_ids` it has generated before go on being generated."""
         sampling = merged(self.sampling, row.params)
         room = self._max_model_len - len(row.token_ids)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        return Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids)
+        return Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids, self.num_samples)
 
     def fold(self, finished: Sequence[tuple[PlannedRow, Completion]]) -> pa.Table:
         """The result rows of finished rows and their duplicates; `result_schema`."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from batchrun.engine.request import SamplingParams
+from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.sampling import sample, uniform
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.step import NO_TOKEN, Item
@@ -120,6 +120,30 @@ def test_a_draw_needs_to_know_the_number_of_tokens_only() -> None:
     pending, known = make_row(4, sampling, output_ids=(30,)), make_row(4, sampling, output_ids=(30, 31))
     pending.expect()
     assert sample(logits, items_of(pending), EOS) == sample(logits, items_of(known), EOS)
+
+
+def test_a_sample_draws_what_its_row_would_with_its_number_added_to_the_seed() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    for sample_idx in range(8):
+        several = Request(8 * 5 + sample_idx, np.arange(4, dtype=np.int32), SamplingParams(temperature=1.0, seed=3),
+                          num_samples=8)  # fmt: skip
+        alone = Request(5, several.token_ids, SamplingParams(temperature=1.0, seed=3 + sample_idx))
+        drawn = [sample(logits, items_of(Sequence(one, 0)), EOS) for one in (several, alone)]
+        assert drawn[0] == drawn[1]
+
+
+def test_samples_of_one_row_follow_the_distribution() -> None:
+    """They are as independent of each other as rows are."""
+    weights = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    requests = [
+        Request(at, np.array([1], dtype=np.int32), SamplingParams(temperature=1.0), num_samples=4000)
+        for at in range(4000)
+    ]
+    items = items_of(*(Sequence(one, 0) for one in requests))
+    drawn = sample(weights.log().expand(4000, 4), items, ())
+    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, weights.numpy(), atol=0.04)
+    pairs = np.bincount(4 * drawn[:-1] + drawn[1:], minlength=16) / 3999
+    np.testing.assert_allclose(pairs, np.outer(weights, weights).reshape(-1), atol=0.04)
 
 
 def test_draws_follow_the_distribution() -> None:
