@@ -34,6 +34,7 @@ _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
     "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization",
     "kv_cache_dtype", "deterministic", "partition_by", "n",
+    "logprobs",
 )  # fmt: skip
 # Of these, what makes the prompts and the result's shape: jobs that differ in nothing else give equal prompts equal
 # answers.
@@ -166,6 +167,9 @@ class Job(BaseModel):
     ignore_eos: bool = option("Sampling", False, "Go on after the model's end-of-text token.")
     seed: int = option("Sampling", 0, "Seed of the sampling.", ge=0, lt=2**63)
     n: int = option("Sampling", 1, "Samples for each row; above 1 with a column sample_idx.", ge=1, le=10_000)
+    logprobs: int | None = option(
+        "Sampling", None, "Columns logprob and logprobs, with so many of the likeliest tokens.", "K", ge=0, le=20
+    )
 
     max_model_len: int | None = option("Engine", None, "Prompt and output, tokens. Default: the model's.", ge=2)
     max_num_seqs: int | None = option("Engine", None, "Rows in a step, at most. Default: 128, on a GPU 256.", ge=1)

@@ -235,7 +235,7 @@ class Worker:
         try:
             self._commit()
             in_flight = {row.row_idx: row.output_ids for row in self._engine.in_flight() if row.output_ids}
-            if in_flight:
+            if in_flight and self._task.can_resume:
                 self._store.save_partial(self._partial | in_flight)
         except BatchrunError:
             # The disk failed, or another process has the job now: one more try would only hide which.

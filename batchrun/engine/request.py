@@ -53,7 +53,8 @@ class Request:
 
     `keep_len` is the length of the prefix that this row shares with the row after it in plan order:
     nothing behind it has a future reader. `output_ids` are tokens generated before a resume. Where each row of the
-    input has `num_samples`, `row_idx` counts all of them, those of one row together.
+    input has `num_samples`, `row_idx` counts all of them, those of one row together. With `num_logprobs` the completion
+    has the log-probability of each token, and as many of the likeliest ones.
     """
 
     row_idx: int
@@ -62,6 +63,7 @@ class Request:
     keep_len: int = 0
     output_ids: tuple[int, ...] = ()
     num_samples: int = 1
+    num_logprobs: int | None = None
 
     @property
     def input_row(self) -> int:
@@ -80,8 +82,24 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model found a token that was chosen, before anything was done to its logits.
+
+    `rank` is 1 for the likeliest token. `top_ids` are the likeliest ones, with their log-probabilities `top`.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """What the engine has to say of one row; `stop_reason` is the stop string or stop token id that ended it."""
+    """What the engine has to say of one row; `stop_reason` is the stop string or stop token id that ended it.
+
+    `logprobs` are those of `token_ids`, where the request asks for them.
+    """
 
     row_idx: int
     token_ids: tuple[int, ...]
@@ -89,3 +107,4 @@ class Completion:
     stop_reason: str | int | None = None
     prompt_tokens: int = 0
     error: RowError | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()

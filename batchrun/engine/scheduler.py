@@ -7,8 +7,9 @@ waits. Iteration-level scheduling follows Orca (Yu et al., OSDI 2022, section 3)
 2023, section 4).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 from batchrun.engine.admission import Admission
 from batchrun.engine.block_manager import BlockManager
@@ -17,7 +18,7 @@ from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.next_step import NextStep
 from batchrun.engine.policies import Schedule, make_policy
 from batchrun.engine.preemption import Costs, Preemption
-from batchrun.engine.request import Completion, FinishReason, Request
+from batchrun.engine.request import Completion, FinishReason, Request, TokenLogprob
 from batchrun.engine.running import Running
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.speculation import Speculation
@@ -127,7 +128,8 @@ class Scheduler:
         knew it yet, scheduled once more: its token is dropped.
         """
         completions = []
-        tokens = iter(sampled.tokens.tolist())
+        logprobs: Iterable[TokenLogprob | None] = sampled.logprobs or repeat(None, len(sampled.tokens))
+        tokens = zip(sampled.tokens.tolist(), logprobs, strict=True)
         for item in batch.items:
             chosen = [next(tokens) for _ in item.choices]
             if chosen and not item.sequence.is_finished:
@@ -138,15 +140,19 @@ class Scheduler:
             self._budget = max(1, self._budget // 2)
         return completions
 
-    def _take(self, item: Item, chosen: list[int], find_stop: FindStop) -> Completion | None:
+    def _take(
+        self, item: Item, chosen: list[tuple[int, TokenLogprob | None]], find_stop: FindStop
+    ) -> Completion | None:
         """The tokens chosen behind an item become its sequence's, up to the first that its draft had not guessed."""
         sequence, completion, num_right = item.sequence, None, 0
-        for token in chosen:
+        for token, logprob in chosen:
             if token == NO_TOKEN:
                 completion = self._finish(sequence, "error", None, _NOT_FINITE)
                 break
             is_guessed = sequence.is_guessed(token)
             sequence.resolve(token)
+            if logprob is not None:
+                sequence.logprobs.append(logprob)
             self.counters.output_tokens += 1
             ending = self._ending(sequence, token, find_stop)
             if ending is not None:
@@ -228,6 +234,7 @@ class Scheduler:
             stop_reason=stop,
             prompt_tokens=sequence.prompt_len,
             error=error,
+            logprobs=tuple(sequence.logprobs),
         )
 
     def _count_step(self, batch: ScheduledBatch) -> None:

@@ -3,18 +3,23 @@
 Knows what the result's columns mean; nothing of scheduling or files.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from batchrun.engine.request import Completion, Request, TokenIds
+from batchrun.engine.request import Completion, Request, TokenIds, TokenLogprob
 from batchrun.errors import RowError
 from batchrun.job import Job
 from batchrun.plan.params import merged
 from batchrun.tokenizer import Tokenizer
 
 _ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
+_TOP_TYPE = pa.list_(pa.struct([("token_id", pa.int32()), ("logprob", pa.float32())]))
+_LOGPROBS_TYPE = pa.list_(
+    pa.struct([("token_id", pa.int32()), ("logprob", pa.float32()), ("rank", pa.int32()), ("top_logprobs", _TOP_TYPE)])
+)
 _COLUMNS = pa.schema(
     [
         pa.field("row_idx", pa.int64(), nullable=False),
@@ -27,6 +32,8 @@ _COLUMNS = pa.schema(
         ("error", _ERROR_TYPE),
     ]
 )
+# Before the error: what a token's rank and probability were, and of the whole answer their logarithms' sum.
+_LOGPROB_COLUMNS = (pa.field("logprob", pa.float64()), pa.field("logprobs", _LOGPROBS_TYPE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +66,25 @@ class GenerateTask:
         self.sampling = job.sampling
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._column_names = result_schema(job.output_prefix).names
+        self._num_logprobs = job.logprobs
+        self._columns = _columns(job)
+        self._column_names = result_schema(job).names
         self._shares_prefixes = shares_prefixes
         self.num_samples = job.n
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether a row can go on from saved tokens: without their log-probabilities it starts again."""
+        return self._num_logprobs is None
 
     def request(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> Request:
         """What to run for a row; `output_ids` it has generated before go on being generated."""
         sampling = merged(self.sampling, row.params)
         room = self._max_model_len - len(row.token_ids)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        return Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids, self.num_samples)
+        return Request(
+            row.row_idx, row.token_ids, sampling, row.keep_len, output_ids, self.num_samples, self._num_logprobs
+        )
 
     def fold(self, finished: Sequence[tuple[PlannedRow, Completion]]) -> pa.Table:
         """The result rows of finished rows and their duplicates; `result_schema`."""
@@ -78,12 +94,20 @@ class GenerateTask:
             for (row, completion), text in zip(finished, texts, strict=True)
             for row_idx in (row.row_idx, *row.duplicates)
         ]
-        return pa.Table.from_pylist(rows, schema=_COLUMNS).rename_columns(self._column_names)
+        return pa.Table.from_pylist(rows, schema=self._columns).rename_columns(self._column_names)
 
 
-def result_schema(prefix: str) -> pa.Schema:
+def result_schema(job: Job) -> pa.Schema:
     """The columns that the task adds to the input's, known before anything runs."""
-    return pa.schema([field.with_name(prefix + field.name) for field in _COLUMNS])
+    return pa.schema([field.with_name(job.output_prefix + field.name) for field in _columns(job)])
+
+
+def _columns(job: Job) -> pa.Schema:
+    """The same without a prefix."""
+    if job.logprobs is None:
+        return _COLUMNS
+    *others, error = _COLUMNS
+    return pa.schema([*others, *_LOGPROB_COLUMNS, error])
 
 
 def failed(row: PlannedRow, error: RowError) -> Completion:
@@ -103,5 +127,12 @@ def _result(row_idx: int, completion: Completion, text: str, cached_tokens: int)
         "prompt_tokens": completion.prompt_tokens,
         "cached_tokens": cached_tokens,
         "completion_tokens": len(completion.token_ids),
+        "logprob": None if error else math.fsum(one.logprob for one in completion.logprobs),
+        "logprobs": None if error else list(map(_listed, completion.token_ids, completion.logprobs)),
         "error": None if error is None else {"type": error.type, "message": error.message},
     }
+
+
+def _listed(token: int, one: TokenLogprob) -> dict[str, object]:
+    top = [{"token_id": each, "logprob": logprob} for each, logprob in zip(one.top_ids, one.top, strict=True)]
+    return {"token_id": token, "logprob": one.logprob, "rank": one.rank, "top_logprobs": top}

@@ -206,6 +206,22 @@ def test_folders_by_value_hold_the_samples_in_order(echo_job, sampling, tmp_path
     assert numbers(rows) == all_of(20, 3)
 
 
+def test_a_stopped_job_with_logprobs_has_them_all_in_the_end(echo_job):
+    """An unfinished row's tokens are not saved without them."""
+    job = echo_job(60)
+    options = {"logprobs": 2, "max_tokens": 30, "max_num_seqs": 8}
+    with pytest.raises(StoppedEarly):
+        job.submit(StoppedSoon(), drain_timeout=0, **options)
+    job.submit(**options)
+    rows = job.rows()
+    assert [len(row["logprobs"]) for row in rows] == [row["completion_tokens"] for row in rows]
+    assert {row["logprob"] for row in rows} == {0.0}
+    entry = rows[0]["logprobs"][0]
+    top = [{"token_id": entry["token_id"], "logprob": 0.0}]
+    assert entry == {"token_id": entry["token_id"], "logprob": 0.0, "rank": 1, "top_logprobs": top}
+    assert list(rows[0])[-3:] == ["logprob", "logprobs", "error"]
+
+
 def test_a_frame_comes_back_with_each_row_n_times():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"prompt": ["one", "two"]}, index=["a", "b"])
