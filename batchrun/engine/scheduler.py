@@ -18,6 +18,7 @@ from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.next_step import NextStep
 from batchrun.engine.policies import Schedule, make_policy
 from batchrun.engine.preemption import Costs, Preemption
+from batchrun.engine.repetition import repeats_itself
 from batchrun.engine.request import Completion, FinishReason, Request, TokenLogprob
 from batchrun.engine.running import Running
 from batchrun.engine.sequence import Sequence
@@ -87,8 +88,8 @@ class Scheduler:
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Whether a step must not be scheduled while tokens are pending: a running row's penalties look at them."""
-        return any(sequence.request.sampling.has_penalties for sequence in self.running)
+        """Whether a step must not be scheduled while tokens are pending: a running row's sampling looks at them."""
+        return any(sequence.request.needs_known_tokens for sequence in self.running)
 
     def add(self, request: Request) -> None:
         """Queues a row, in plan order. Its `max_len` must not exceed `capacity`."""
@@ -202,14 +203,19 @@ class Scheduler:
     ) -> tuple[FinishReason, str | int | None] | None:
         """Why the row ends with `token`, and the stop string or token behind it; None when it goes on."""
         sampling, output_len = sequence.request.sampling, len(sequence.output_ids)
+        # Before min_tokens, too: a stop string that is complete by then does not end the row later.
+        stop = find_stop(sequence) if sampling.stop or not sequence.is_answering else None
         if output_len >= sampling.min_tokens:
             if token in self.config.eos_token_ids and not sampling.ignore_eos:
                 return "stop", None
-            if token in sampling.stop_token_ids:
+            if token in sampling.stop_token_ids and sequence.is_answering:
                 return "stop", token
-            stop = find_stop(sequence) if sampling.stop else None
             if stop is not None:
                 return "stop", stop
+            if sampling.repetition_min_count and repeats_itself(
+                sequence.output_ids, sampling.repetition_min_count, sampling.repetition_max_pattern_size
+            ):
+                return "repetition", None
         return ("length", None) if output_len >= sampling.max_tokens else None
 
     def _finish(
@@ -235,6 +241,7 @@ class Scheduler:
             prompt_tokens=sequence.prompt_len,
             error=error,
             logprobs=tuple(sequence.logprobs),
+            text_len=sequence.text_len if isinstance(stop, str) else None,
         )
 
     def _count_step(self, batch: ScheduledBatch) -> None:
