@@ -70,12 +70,12 @@ def publish(
         for window in _windows(batches, max(_WINDOW_ROWS // num_samples, 1)):
             stop = num_rows + window.num_rows * num_samples
             rows = merged.take(stop)
-            _prove(store, row_indices(rows), num_rows, stop)
+            _prove(store, row_indices(rows), num_rows, stop, num_samples)
             repeated = _kept_columns(window, kept, num_rows // num_samples, num_samples)
             files.append([*repeated, *split(rows, num_samples).columns])
             num_rows = stop
         if merged.num_left:
-            raise _foreign_rows(merged.num_left, f"from row_idx {num_rows} on")
+            raise _foreign_rows(merged.num_left, f"from row_idx {num_rows // num_samples} on")
         written = files.close()
         _expose(store, staging, written, files.schema)
         return Publication(store.at.out, num_rows, len(written))
@@ -106,29 +106,29 @@ def _kept_columns(window: pa.RecordBatch, kept: pa.Schema, start: int, num_sampl
     return [window.column(1 + names.index(name)) for name in kept.names]
 
 
-def _prove(store: Store, found: NDArray[np.int64], start: int, stop: int) -> None:
-    """Raises StorageFailed unless `found`, which is sorted, is exactly start … stop - 1."""
+def _prove(store: Store, found: NDArray[np.int64], start: int, stop: int, num_samples: int) -> None:
+    """Raises StorageFailed unless `found`, which is sorted, is exactly start … stop - 1; names rows of the input."""
     expected = np.arange(start, stop)
     if np.array_equal(found, expected):
         return
     repeated = found[1:][found[1:] == found[:-1]]
     if len(repeated):
-        raise _duplicates(store, np.unique(repeated))
+        raise _duplicates(store, np.unique(repeated), num_samples)
     strangers = np.setdiff1d(found, expected)
     if len(strangers):
-        raise _foreign_rows(len(strangers), f"row_idx {_named(strangers)}")
+        raise _foreign_rows(len(strangers), f"row_idx {_named(strangers, num_samples)}")
     missing = np.setdiff1d(expected, found)
     raise StorageFailed(
-        f"no result for row_idx {_named(missing)}: the input has rows that are in no part; "
+        f"no result for row_idx {_named(missing, num_samples)}: the input has rows that are in no part; "
         "run the same command again to compute them"
     )
 
 
-def _duplicates(store: Store, rows: NDArray[np.int64]) -> StorageFailed:
+def _duplicates(store: Store, rows: NDArray[np.int64], num_samples: int) -> StorageFailed:
     parts = store.at.list_parts()
     holding = [part.path.name for part in parts if rows[0] in read_row_idx(part, store.job_id)]
     return StorageFailed(
-        f"more than one result for row_idx {_named(rows)}, in {', '.join(holding)} of {store.at.parts}; "
+        f"more than one result for row_idx {_named(rows, num_samples)}, in {', '.join(holding)} of {store.at.parts}; "
         "delete the later part and run the same command again"
     )
 
@@ -140,7 +140,8 @@ def _foreign_rows(num_rows: int, which: str) -> StorageFailed:
     )
 
 
-def _named(rows: NDArray[np.int64]) -> str:
+def _named(numbers: NDArray[np.int64], num_samples: int) -> str:
+    rows = np.unique(numbers // num_samples)
     shown = ", ".join(str(row) for row in rows[:_NUM_NAMED])
     return shown if len(rows) <= _NUM_NAMED else f"{shown} … ({len(rows)} rows)"
 

@@ -179,6 +179,14 @@ def test_every_sampling_option_is_in_the_table() -> None:
     assert {each.name for each in fields(SamplingParams)} <= {*OPTIONS}
 
 
+def test_samples_are_what_single_runs_with_the_seeds_behind_say(run: Run) -> None:
+    """Though eight of them read the same blocks of their prompt."""
+    together = run(n=8, temperature=1.0, seed=20)
+    assert len({row["text"] for row in together[:8]}) > 1
+    for sample in range(8):
+        assert texts(run(temperature=1.0, seed=20 + sample)) == texts(together[sample::8])
+
+
 def test_stops_are_for_the_answer_and_not_for_what_is_thought_before(run: Run) -> None:
     """Strings and tokens; also one that lies across the end of the reasoning is none."""
     letters = [*LETTERS[2:]]
