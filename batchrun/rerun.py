@@ -41,10 +41,10 @@ class Difference:
     """
 
     row_idx: int
-    sample_idx: int | None
     token: int
     was: str | None
     now: str | None
+    sample_idx: int | None = None
 
     @property
     def sample(self) -> str:
@@ -101,10 +101,10 @@ def rerun(output: Path, share: float, observe: Observe, stop: StopRequest) -> Re
     differing = [
         Difference(
             row // num_samples,
-            row % num_samples if num_samples > 1 else None,
             _first_difference(tokenizer, before, after),
             before,
             after,
+            row % num_samples if num_samples > 1 else None,
         )
         for row, before, after in zip(rows.tolist(), was, now, strict=True)
         if before != after
