@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed
@@ -77,7 +78,7 @@ def publish(
         if merged.num_left:
             raise _foreign_rows(merged.num_left, f"from row_idx {num_rows // num_samples} on")
         written = files.close()
-        _expose(store, staging, written, files.schema)
+        _expose(store, staging, written)
         return Publication(store.at.out, num_rows, len(written))
     finally:
         # Also after a full disk: what cannot be published must not hold the space that the next try needs.
@@ -146,7 +147,7 @@ def _named(numbers: NDArray[np.int64], num_samples: int) -> str:
     return shown if len(rows) <= _NUM_NAMED else f"{shown} … ({len(rows)} rows)"
 
 
-def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], schema: pa.Schema) -> None:
+def _expose(store: Store, staging: Path, written: list[dict[str, str | int]]) -> None:
     """From a finished folder to OUT. Before the rename to `ready` nothing is published; after it, OUT will be."""
     at = store.at
     # Whoever has taken the job over meanwhile swept `staging` if it was there before, and is told here if it was not.
@@ -155,6 +156,8 @@ def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], sc
         # The folders' names before their own; the files were synced one by one.
         for folder in (*(path for path in staging.iterdir() if path.is_dir()), staging):
             sync_folder(folder)
+        # As a reader sees it: Parquet has names of its own for what is in a list.
+        schema = pq.read_schema(staging / str(written[0]["name"]))
         manifest = {"files": written, "schema": {field.name: str(field.type) for field in schema}}
         # Before `ready`, so that a published OUT always has its manifest; without OUT a manifest means nothing.
         write_file(at.manifest, json.dumps(manifest, indent=1).encode(), at.tmp)

@@ -220,6 +220,7 @@ def test_a_stopped_job_with_logprobs_has_them_all_in_the_end(echo_job):
     top = [{"token_id": entry["token_id"], "logprob": 0.0}]
     assert entry == {"token_id": entry["token_id"], "logprob": 0.0, "rank": 1, "top_logprobs": top}
     assert list(rows[0])[-3:] == ["logprob", "logprobs", "error"]
+    assert verify(job.out).problems == ()
 
 
 def test_a_frame_comes_back_with_each_row_n_times():
