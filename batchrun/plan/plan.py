@@ -236,7 +236,13 @@ class _Planner:
             output_len = self._output_len(rows.params, lengths)
             shared = np.concatenate([[shared_with_last], rows.keep_len[:-1].astype(np.int64)])
             shared_with_last = int(rows.keep_len[-1])
-            self._peak.add(shared, lengths, output_len)
+            # In whole blocks; of a block that is shared in part each row has its own, as it has of its last token's.
+            size = self._job.block_size
+            self._peak.add(
+                np.minimum(shared, lengths - 1) // size * size,
+                -(-(lengths + output_len) // size) * size,
+                np.zeros_like(lengths),
+            )
             self._writer.add(rows, output_len)
             self._count(rows, shared, output_len)
             self._observe(PlanProgress(tally.num_unique + tally.num_duplicates, "order"))
