@@ -81,8 +81,8 @@ def verify(output: str, rerun: str | None, is_json: bool) -> None:
     out = named(output)
     with at_hand(output) as job:
         job.fetch_result()
-        stored = read_json(job.at.job) or {"job": {"output_prefix": ""}}
-        found = prove(job.at.out, f"{stored['job']['output_prefix']}row_idx")
+        stored = (read_json(job.at.job) or {"job": {"output_prefix": ""}})["job"]
+        found = prove(job.at.out, f"{stored['output_prefix']}row_idx", stored.get("n", 1))
         report = replace(found, output=job.called(found.output), problems=tuple(map(job.called, found.problems)))
     again = _rerun(out, rerun) if rerun is not None and report.is_ok else None
     if is_json:
@@ -172,7 +172,7 @@ def rerun_text(again: "Rerun") -> str:
     same = again.rows - len(again.differences)
     lines = [("again", f"{same:,} of {again.rows:,} rows have the same text ({again.match_rate:.2%})")]
     lines += [
-        ("", f"row {each.row_idx}: differs from its token {each.token:,} on")
+        ("", f"row {each.row_idx}{each.sample}: differs from its token {each.token:,} on")
         for each in again.differences[:_DIFFERENCES_SHOWN]
     ]
     if len(again.differences) > _DIFFERENCES_SHOWN:

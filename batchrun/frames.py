@@ -21,12 +21,15 @@ def write(dataset: Any, path: Path) -> None:
 
 
 def read_like(dataset: T, folder: Path) -> T:
-    """The Parquet files of `folder` as the kind of table that `dataset` is, row for row (a DataFrame's index too)."""
+    """The Parquet files of `folder` as the kind of table that `dataset` is, row for row (a DataFrame's index too).
+
+    With several samples a row, each row of `dataset` is there as often.
+    """
     table = pa.concat_tables([pq.read_table(file) for file in sorted(folder.glob("*.parquet"))])
     result: Any = table
     if _is(dataset, "pandas", "DataFrame"):
         frame: Any = dataset
-        result = table.to_pandas().set_axis(frame.index)
+        result = table.to_pandas().set_axis(frame.index.repeat(table.num_rows // max(len(frame), 1)))
     elif _is(dataset, "datasets", "Dataset"):
         result = sys.modules["datasets"].Dataset(table)
     return result  # type: ignore[no-any-return]

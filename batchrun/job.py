@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ByteSize,
@@ -33,7 +34,8 @@ _DURATION = TypeAdapter(timedelta)
 _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
     "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization",
-    "kv_cache_dtype", "deterministic", "partition_by", "order",
+    "kv_cache_dtype", "deterministic", "partition_by", "order", "n",
+    "logprobs", "reasoning_start", "reasoning_end",
 )  # fmt: skip
 # Of these, what makes the prompts and the result's shape: jobs that differ in nothing else give equal prompts equal
 # answers.
@@ -100,9 +102,31 @@ def _comma_separated(value: object) -> object:
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Deadline = Annotated[float | time, BeforeValidator(_deadline)]
 Rate = Annotated[float, BeforeValidator(_rate)]
+
+
+def _biases(value: object) -> object:
+    """{"198": -5}, JSON of it, pairs of the two, or texts "198=-5" → pairs of token and bias."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = json.loads(value)
+    pairs = list(value.items()) if isinstance(value, Mapping) else _one_or_more(value)
+    if not isinstance(pairs, tuple | list):
+        return value
+    split = [tuple(each.split("=", 1)) if isinstance(each, str) else each for each in pairs]
+    if not all(isinstance(each, tuple | list) and len(each) == 2 for each in split):
+        raise ValueError("should be pairs of a token id and a bias such as 198=-5")
+    return tuple(split)
+
+
+def _by_token(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted(dict(pairs).items()))
+
+
 Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_comma_separated)]
 PrefixCaching = Literal["auto", "on", "off"]
+TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+LogitBias = Annotated[tuple[tuple[TokenId, Bias], ...], BeforeValidator(_biases), AfterValidator(_by_token)]
 TokenIdList = Annotated[tuple[int, ...], BeforeValidator(_comma_separated)]
 
 
@@ -165,6 +189,22 @@ class Job(BaseModel):
     stop_token_ids: TokenIdList = option("Sampling", (), "Token ids that end the output, comma-separated.", "IDS")
     ignore_eos: bool = option("Sampling", False, "Go on after the model's end-of-text token.")
     seed: int = option("Sampling", 0, "Seed of the sampling.", ge=0, lt=2**63)
+    logit_bias: LogitBias = option("Sampling", (), "Added to a token's logit, -100 to 100 (repeatable).", "ID=BIAS")
+    bad_words: Texts = option("Sampling", (), "Text whose usual tokens are never generated (repeatable).", "TEXT")
+    repetition_min_count: int = option(
+        "Sampling", 0, "End a row that says one thing so many times in a row; 0: never.", ge=0
+    )
+    repetition_max_pattern_size: int = option(
+        "Sampling", 64, "Tokens of what is said again and again, at most.", ge=1, le=1024
+    )
+    reasoning_start: str = option("Sampling", "<think>", "What reasoning begins with, where the prompt does not.")
+    reasoning_end: str | None = option(
+        "Sampling", None, "What reasoning ends with, e.g. </think>: it gets a column, and stops are for the answer."
+    )
+    n: int = option("Sampling", 1, "Samples for each row; above 1 with a column sample_idx.", ge=1, le=10_000)
+    logprobs: int | None = option(
+        "Sampling", None, "Columns logprob and logprobs, with so many of the likeliest tokens.", "K", ge=0, le=20
+    )
 
     max_model_len: int | None = option("Engine", None, "Prompt and output, tokens. Default: the model's.", ge=2)
     max_num_seqs: int | None = option("Engine", None, "Rows in a step, at most. Default: 128, on a GPU 256.", ge=1)
@@ -298,6 +338,12 @@ class Job(BaseModel):
             raise ValueError("--chat-template cannot go with --chat off")
         if "" in self.stop:
             raise ValueError("--stop '' would end every answer at once; leave it out")
+        if any(not word.strip() for word in self.bad_words):
+            raise ValueError("--bad-words '' is no word; leave it out")
+        if self.repetition_min_count == 1:
+            raise ValueError("--repetition-min-count 1 would end every answer at once; 2 is the least")
+        if self.reasoning_end == "":
+            raise ValueError("--reasoning-end '' ends no reasoning; leave it out")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"--min-tokens {self.min_tokens} is more than --max-tokens {self.max_tokens}")
         if self.long_row_tokens is not None and self.schedule != "chunked":

@@ -20,6 +20,7 @@ from batchrun.plan.source import InputFiles, expand, fingerprint, require_column
 from batchrun.store.at_hand import as_called
 from batchrun.store.result_files import check_partitions
 from batchrun.store.reused import read_reused
+from batchrun.store.samples import published
 from batchrun.store.store import Store
 from batchrun.tasks.generate import result_schema
 from batchrun.tokenizer import Tokenizer
@@ -81,7 +82,7 @@ def open_job(job: Job) -> OpenedJob:
     files = expand(job.inputs)
     store = Store.open(job.output, overwrite=job.overwrite)
     opened = OpenedJob(job, files, find_model(job), store)
-    taken = sorted({*opened.kept.names} & {*result_schema(job.output_prefix).names})
+    taken = sorted({*opened.kept.names} & {*published(result_schema(job), job.n).names})
     if taken:
         raise DataError(
             f"the input has a column {taken[0]!r} and so has the result; give --output-prefix out_, "

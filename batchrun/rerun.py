@@ -35,12 +35,21 @@ _SHARE: TypeAdapter[float] = TypeAdapter(Annotated[Rate, Field(gt=0, le=1)])
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row whose text came out otherwise; from `token` on, counted from 0 in the text's tokens."""
+    """A row whose text came out otherwise; from `token` on, counted from 0 in the text's tokens.
+
+    `sample_idx` is None where rows have one sample.
+    """
 
     row_idx: int
     token: int
     was: str | None
     now: str | None
+    sample_idx: int | None = None
+
+    @property
+    def sample(self) -> str:
+        """Which one of its row's, to be read after the row's number."""
+        return "" if self.sample_idx is None else f", sample {self.sample_idx}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +98,15 @@ def rerun(output: Path | str, share: float, observe: Observe, stop: StopRequest)
             smaller = keep_rows(plan, rows, beside.at.plan)
             _run(opened, smaller, tokenizer, beside, observe, stop)
             now, was = (_texts(store, opened, rows, beside.tmp) for store in (beside, opened.store))
+    num_samples = opened.job.n
     differing = [
-        Difference(row, _first_difference(tokenizer, before, after), before, after)
+        Difference(
+            row // num_samples,
+            _first_difference(tokenizer, before, after),
+            before,
+            after,
+            row % num_samples if num_samples > 1 else None,
+        )
         for row, before, after in zip(rows.tolist(), was, now, strict=True)
         if before != after
     ]
@@ -98,7 +114,7 @@ def rerun(output: Path | str, share: float, observe: Observe, stop: StopRequest)
 
 
 def _sample(store: Store, opened: OpenedJob, share: float) -> NDArray[np.int64]:
-    schema = result_schema(opened.job.output_prefix)
+    schema = result_schema(opened.job)
     answered = [read_answered(part, schema) for part in store.at.list_parts()]
     rows = np.sort(np.concatenate([np.empty(0, np.int64), *answered]))
     num_rows = min(len(rows), max(1, round(share * len(rows))))
@@ -118,7 +134,7 @@ def _run(
 def _texts(store: Store, opened: OpenedJob, rows: NDArray[np.int64], tmp: Path) -> list[str | None]:
     spill = new_name(tmp, "runs")
     spill.mkdir()
-    schema = result_schema(opened.job.output_prefix)
+    schema = result_schema(opened.job)
     found = MergedParts(store.at.list_parts(), schema, spill).find(rows)
     assert np.array_equal(row_indices(found), rows), "a row of the sample has no result"
     texts: list[str | None] = found.column(f"{opened.job.output_prefix}text").to_pylist()

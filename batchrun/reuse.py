@@ -28,6 +28,7 @@ from batchrun.store.layout import Layout, read_json
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import read_answered
 from batchrun.store.reused import Reused, read_reused, write_reused
+from batchrun.store.samples import split
 from batchrun.store.store import Store
 from batchrun.tasks.generate import result_schema
 
@@ -66,7 +67,8 @@ def earlier_job(job: Job, store: Store, identity: dict[str, str]) -> Earlier | N
             f"--reuse {job.reuse}: its answers are not those of this job (differing: {', '.join(differing)}); "
             "give the same options, or leave --reuse out to compute every row"
         )
-    return Earlier(job.reuse, at, plan, result_schema(str(stored["job"]["output_prefix"])))
+    named = job.model_copy(update={"output_prefix": stored["job"]["output_prefix"]})
+    return Earlier(job.reuse, at, plan, result_schema(named))
 
 
 def copy_answers(
@@ -176,7 +178,7 @@ class _Copying:
         self._plan = plan
         self._store = store
         self._shares_prefixes = shares_prefixes
-        self._results = result_schema(job.output_prefix)
+        self._results = result_schema(job)
         self._answers = MergedParts(earlier.at.list_parts(), earlier.results, spill)
 
     def run(self) -> Reused:
@@ -203,7 +205,7 @@ class _Copying:
         found = self._answers.find(np.sort(np.concatenate([np.empty(0, np.int64), *gone])))
         temporary = new_name(self._store.tmp, self._store.at.vanished.name)
         with storage_errors(self._store.at.vanished):
-            pq.write_table(found, temporary, compression="zstd")
+            pq.write_table(split(found, self._job.n), temporary, compression="zstd")
             replace_file(temporary, self._store.at.vanished)
             self._store.keep(self._store.at.vanished)
         return int(found.num_rows)

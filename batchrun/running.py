@@ -71,7 +71,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
                 raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
         shape = Shape(job.partition_by, job.file_size, job.order)
-        publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened), shape)
+        publish(store, rows, opened.kept, result_schema(job), _footer(opened), shape, job.n)
         observe(_finished("completed", store, plan, ran, began))
         _report(store, observe)
         return replace(

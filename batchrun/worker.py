@@ -11,7 +11,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -237,7 +237,7 @@ class Worker:
         try:
             self._commit()
             in_flight = {row.row_idx: row.output_ids for row in self._engine.in_flight() if row.output_ids}
-            if in_flight:
+            if in_flight and self._task.can_resume:
                 self._store.save_partial(self._partial | in_flight)
         except BatchrunError:
             # The disk failed, or another process has the job now: one more try would only hide which.
@@ -283,7 +283,9 @@ class Worker:
             elapsed_s=elapsed_s,
             statistics=statistics,
             latencies=self._engine.latencies(),
-            slowest=self._engine.slowest_rows(),
+            slowest=tuple(
+                replace(row, row_idx=row.row_idx // self._task.num_samples) for row in self._engine.slowest_rows()
+            ),
         )
 
 

@@ -18,8 +18,8 @@ ROOMS = {
     "base": "errors engine.request engine.statistics latency model_spec job settings nearest stop outcome watchdog",
     "engine core": (
         "engine.admission engine.blocks engine.block_manager engine.echo engine.isolation engine.lane engine.lengths "
-        "engine.next_step engine.policies engine.preemption engine.radix engine.running engine.scheduler "
-        "engine.sequence engine.speculation engine.step engine.step_time engine.stopwatch"
+        "engine.next_step engine.policies engine.preemption engine.radix engine.repetition engine.running "
+        "engine.scheduler engine.sequence engine.speculation engine.step engine.step_time engine.stopwatch"
     ),
     "model files": "checkpoint conversion digest quiet tokenizer",
     "job side": "filesystem plan store tasks observe report frames reuse",

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from batchrun.engine.request import TokenIds
+from batchrun.engine.request import TokenIds, TokenLogprob
 from batchrun.engine.sequence import PENDING, Sequence
 from batchrun.engine.step import Ended, Item, Sampled, ScheduledBatch
 
@@ -64,7 +64,9 @@ class EchoRunner:
         chosen = [(item.sequence, self._next(item)) for item in batch.sampled]
         self._sampled = dict(chosen)
         tokens = np.array([token for _, token in chosen], dtype=np.int32)
-        return Ended(Sampled(tokens, swap_bytes=batch.num_swapped * self.block_bytes))
+        logprobs = tuple(_certain(token, sequence.request.num_logprobs) for sequence, token in chosen)
+        swapped = batch.num_swapped * self.block_bytes
+        return Ended(Sampled(tokens, swapped, logprobs=tuple(one for one in logprobs if one is not None)))
 
     def _write(self, slots: NDArray[np.int64], item: Item) -> None:
         positions = np.arange(item.start, item.end)
@@ -91,6 +93,13 @@ def choose(context: NDArray[np.int64], mean_output_len: int) -> int:
     if digest % mean_output_len == 0:
         return EOS_TOKEN_ID
     return FIRST_BYTE + int(_LETTERS[(digest >> 8) % len(_LETTERS)])
+
+
+def _certain(token: int, num_logprobs: int | None) -> TokenLogprob | None:
+    """This model has no doubts."""
+    if num_logprobs is None:
+        return None
+    return TokenLogprob(0.0, 1, *(((token,), (0.0,)) if num_logprobs else ()))
 
 
 def answer(prompt: TokenIds, max_tokens: int, mean_output_len: int, ends_at: Iterable[int]) -> list[int]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchrun.errors import RowError
 
-FinishReason = Literal["stop", "length", "error", "abort"]
+FinishReason = Literal["stop", "length", "repetition", "error", "abort"]
 TokenIds = NDArray[np.int32]  # [num_tokens]
 
 
@@ -20,7 +20,9 @@ class SamplingParams:
     """How the tokens of one row are chosen. The names and their meaning are vLLM's.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` and the row's index
-    and position key the randomness, so that it depends on neither batch, order nor resume.
+    and position key the randomness, so that it depends on neither batch, order nor resume. `logit_bias` are pairs of
+    a token's id and what is added to its logit. A row ends once it repeats a pattern of up to
+    `repetition_max_pattern_size` tokens `repetition_min_count` times in a row; 0: never.
     """
 
     max_tokens: int = 256
@@ -36,6 +38,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    repetition_min_count: int = 0
+    repetition_max_pattern_size: int = 64
 
     @property
     def is_greedy(self) -> bool:
@@ -52,7 +58,10 @@ class Request:
     """One row for the engine.
 
     `keep_len` is the length of the prefix that this row shares with the row after it in plan order:
-    nothing behind it has a future reader. `output_ids` are tokens generated before a resume.
+    nothing behind it has a future reader. `output_ids` are tokens generated before a resume. Where each row of the
+    input has `num_samples`, `row_idx` counts all of them, those of one row together. With `num_logprobs` the completion
+    has the log-probability of each token, and as many of the likeliest ones. `bad_words` are those of `sampling` as
+    tokens. Where there is a `reasoning_end`, stop strings and tokens count behind this text only.
     """
 
     row_idx: int
@@ -60,6 +69,25 @@ class Request:
     sampling: SamplingParams
     keep_len: int = 0
     output_ids: tuple[int, ...] = ()
+    num_samples: int = 1
+    num_logprobs: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    reasoning_end: str | None = None
+
+    @property
+    def needs_known_tokens(self) -> bool:
+        """Whether the next token depends on which the ones before are by more than the model."""
+        return self.sampling.has_penalties or any(len(word) > 1 for word in self.bad_words)
+
+    @property
+    def input_row(self) -> int:
+        """The row of the input."""
+        return self.row_idx // self.num_samples
+
+    @property
+    def seed(self) -> int:
+        """Of this sample: as vLLM has it, sample s is what the row's only one would be with s added to the seed."""
+        return self.sampling.seed + self.row_idx % self.num_samples
 
     @property
     def max_len(self) -> int:
@@ -68,8 +96,25 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model found a token that was chosen, before anything was done to its logits.
+
+    `rank` is 1 for the likeliest token. `top_ids` are the likeliest ones, with their log-probabilities `top`.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """What the engine has to say of one row; `stop_reason` is the stop string or stop token id that ended it."""
+    """What the engine has to say of one row; `stop_reason` is the stop string or stop token id that ended it.
+
+    `logprobs` are those of `token_ids`, where the request asks for them. The text before a stop string has `text_len`
+    characters.
+    """
 
     row_idx: int
     token_ids: tuple[int, ...]
@@ -77,3 +122,5 @@ class Completion:
     stop_reason: str | int | None = None
     prompt_tokens: int = 0
     error: RowError | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    text_len: int | None = None

@@ -13,6 +13,7 @@ from batchrun.engine.batch import Samples, pack
 from batchrun.engine.graphs import CudaRecorder, StepGraphs
 from batchrun.engine.invariance import require_fixed_kernels
 from batchrun.engine.kv_cache import KVCache
+from batchrun.engine.logprobs import Logprobs, joined, logprobs_of
 from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes, is_out_of_memory
 from batchrun.engine.model import Model
 from batchrun.engine.queues import Event, Queues, queues_of, to_host
@@ -198,16 +199,23 @@ class TorchRunner:
             self._host.copy_out(out.blocks, out.host_slots)
         for back in batch.swap_ins:
             self._host.copy_in(back.host_slots, back.blocks)
-        parts = self._sample(batch) if batch.items else [self._model.place.new_empty(0, dtype=torch.int64)]
-        tokens = torch.cat(parts)
+        parts = self._sample(batch) if batch.items else [_Chosen(self._model.place.new_empty(0, dtype=torch.int64))]
+        tokens = torch.cat([part.tokens for part in parts])
+        logprobs = [part.logprobs.on_host() for part in parts if part.logprobs is not None]
         self._last = Samples(tokens, {item.sequence: place for place, item in enumerate(batch.sampled)})
         on_host = to_host(tokens)
-        return _Computing(on_host, self._queues.compute.record(), self._host, was_split=len(parts) > 1)
+        ended = self._queues.compute.record()
+        return _Computing(on_host, logprobs, ended, self._host, was_split=len(parts) > 1)
 
-    def _sample(self, batch: ScheduledBatch) -> list[Tensor]:
-        """The sampled tokens; more than one tensor: the step was split, for lack of memory."""
+    def _sample(self, batch: ScheduledBatch) -> "list[_Chosen]":
+        """The sampled tokens; more than one part: the step was split, for lack of memory."""
         try:
-            return [sample(self._logits(batch), batch.sampled, self._eos_token_ids)]
+            logits = self._logits(batch)
+            num_top = batch.items[0].sequence.request.num_logprobs
+            # A copy: what is masked for sampling counts all the same.
+            raw = logits.clone() if num_top is not None else None
+            tokens = sample(logits, batch.sampled, self._eos_token_ids)
+            return [_Chosen(tokens, None if raw is None or num_top is None else logprobs_of(raw, tokens, num_top))]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -219,7 +227,7 @@ class TorchRunner:
         _log.warning("a step of %d tokens does not fit the device's memory; steps become smaller", batch.num_tokens)
         if self.is_gpu:
             torch.cuda.empty_cache()
-        return [tokens for half in batch.halves() for tokens in self._sample(half)]
+        return [part for half in batch.halves() for part in self._sample(half)]
 
     def _logits(self, batch: ScheduledBatch) -> Tensor:
         """[num_sampled, vocab]."""
@@ -232,10 +240,19 @@ class TorchRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Computing:
-    """`step.Launched`: `tokens` are on the host once `ended` is over."""
+class _Chosen:
+    """What was sampled, on the device. All rows of a job ask for the same log-probabilities, or for none."""
 
     tokens: Tensor  # int64 [num_sampled]
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Computing:
+    """`step.Launched`: `tokens` and `logprobs` are on the host once `ended` is over."""
+
+    tokens: Tensor  # int64 [num_sampled]
+    logprobs: list[Logprobs]
     ended: Event
     host: HostPool
     was_split: bool
@@ -243,7 +260,8 @@ class _Computing:
     def wait(self) -> Sampled:
         self.ended.wait()
         moved = self.host.take_costs()
-        return Sampled(self.tokens.numpy().astype(np.int32), moved.num_bytes, moved.seconds, self.was_split)
+        logprobs = joined(self.logprobs).listed() if self.logprobs else ()
+        return Sampled(self.tokens.numpy().astype(np.int32), moved.num_bytes, moved.seconds, self.was_split, logprobs)
 
 
 def _pool_bytes(model: Model, options: RunnerOptions) -> int:

@@ -1,4 +1,4 @@
-"""Logits to tokens, in vLLM's order: penalties, min_tokens, temperature, min_p, top_k, top_p, then the draw.
+"""Logits to tokens, in vLLM's order: bias, penalties, bad words, min_tokens, temperature, min_p, top_k, top_p, a draw.
 
 Randomness is a hash of (seed, row, position): it has no state, so a draw depends on neither batch nor order nor
 resume. Tokens that tie with the last one kept by top_k or top_p are kept too, so that no sort order matters.
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from batchrun.engine.queues import to_device
+from batchrun.engine.request import TokenIds
 from batchrun.engine.step import NO_TOKEN, Item
 
 # Rows filtered at once: bounds the float64 copies of [rows, vocab]. On a CPU each by itself, which is no slower: torch
@@ -28,7 +29,7 @@ def sample(
 ) -> Tensor:
     """int64 [num_sampled], on the device of the logits: the token behind each item, NO_TOKEN if logits are not finite.
 
-    On a GPU nothing is waited for, except where rows have penalties or are shorter than `min_tokens`.
+    On a GPU nothing is waited for, except where rows have penalties, bias, bad words or `min_tokens`.
     """
     if any(_is_adjusted(item) for item in items):
         logits = logits.float().clone()
@@ -61,8 +62,10 @@ def _splitmix64(state: int) -> int:
 
 
 def _is_adjusted(item: Item) -> bool:
-    sampling = item.sequence.request.sampling
-    return sampling.has_penalties or item.output_len < sampling.min_tokens
+    request = item.sequence.request
+    sampling = request.sampling
+    is_biased = bool(sampling.logit_bias or request.bad_words)
+    return is_biased or sampling.has_penalties or item.output_len < sampling.min_tokens
 
 
 def _adjust(
@@ -71,6 +74,9 @@ def _adjust(
     eos_token_ids: tuple[int, ...],
 ) -> None:
     sampling = item.sequence.request.sampling
+    if sampling.logit_bias:
+        biased, bias = zip(*sampling.logit_bias, strict=True)
+        row[list(biased)] += row.new_tensor(bias)
     if sampling.repetition_penalty != 1.0:
         seen = torch.from_numpy(np.unique(item.context).astype(np.int64)).to(row.device)
         scores = row[seen]
@@ -79,9 +85,16 @@ def _adjust(
         ids, counts = np.unique(item.context[item.sequence.prompt_len :], return_counts=True)
         lost = torch.from_numpy(counts * sampling.frequency_penalty + sampling.presence_penalty).to(row)
         row[torch.from_numpy(ids.astype(np.int64)).to(row.device)] -= lost
+    if barred := _completing(item.sequence.request.bad_words, item.context[item.sequence.prompt_len :]):
+        row[barred] = -math.inf
     if item.output_len < sampling.min_tokens:
         ends = sampling.stop_token_ids if sampling.ignore_eos else (*eos_token_ids, *sampling.stop_token_ids)
         row[list(ends)] = -math.inf
+
+
+def _completing(words: tuple[tuple[int, ...], ...], output_ids: TokenIds) -> list[int]:
+    """The tokens that would complete one of the words."""
+    return [word[-1] for word in words if len(word) == 1 or tuple(output_ids[-len(word) + 1 :].tolist()) == word[:-1]]
 
 
 def _draw(
@@ -99,9 +112,8 @@ def _draw(
         scaled.masked_fill_(scaled < _threshold(scaled, top_k, [one.top_p for one in params]), -math.inf)
     weights = (scaled - best).exp()
     cumulated = weights.cumsum(dim=-1)
-    draws = [
-        uniform(one.seed, item.sequence.request.row_idx, item.end) for one, item in zip(params, items, strict=True)
-    ]
+    requests = [item.sequence.request for item in items]
+    draws = [uniform(one.seed, one.input_row, item.end) for one, item in zip(requests, items, strict=True)]
     total = cumulated[:, -1:]
     # Below the total even where the product rounds up to it.
     aims = torch.minimum(_column(draws, logits) * total, torch.nextafter(total, torch.zeros_like(total)))

@@ -7,8 +7,9 @@ waits. Iteration-level scheduling follows Orca (Yu et al., OSDI 2022, section 3)
 2023, section 4).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 from batchrun.engine.admission import Admission
 from batchrun.engine.block_manager import BlockManager
@@ -17,7 +18,8 @@ from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.next_step import NextStep
 from batchrun.engine.policies import Schedule, make_policy
 from batchrun.engine.preemption import Costs, Preemption
-from batchrun.engine.request import Completion, FinishReason, Request
+from batchrun.engine.repetition import repeats_itself
+from batchrun.engine.request import Completion, FinishReason, Request, TokenLogprob
 from batchrun.engine.running import Running
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.speculation import Speculation
@@ -86,8 +88,8 @@ class Scheduler:
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Whether a step must not be scheduled while tokens are pending: a running row's penalties look at them."""
-        return any(sequence.request.sampling.has_penalties for sequence in self.running)
+        """Whether a step must not be scheduled while tokens are pending: a running row's sampling looks at them."""
+        return any(sequence.request.needs_known_tokens for sequence in self.running)
 
     def add(self, request: Request) -> None:
         """Queues a row, in plan order. Its `max_len` must not exceed `capacity`."""
@@ -127,7 +129,8 @@ class Scheduler:
         knew it yet, scheduled once more: its token is dropped.
         """
         completions = []
-        tokens = iter(sampled.tokens.tolist())
+        logprobs: Iterable[TokenLogprob | None] = sampled.logprobs or repeat(None, len(sampled.tokens))
+        tokens = zip(sampled.tokens.tolist(), logprobs, strict=True)
         for item in batch.items:
             chosen = [next(tokens) for _ in item.choices]
             if chosen and not item.sequence.is_finished:
@@ -138,15 +141,19 @@ class Scheduler:
             self._budget = max(1, self._budget // 2)
         return completions
 
-    def _take(self, item: Item, chosen: list[int], find_stop: FindStop) -> Completion | None:
+    def _take(
+        self, item: Item, chosen: list[tuple[int, TokenLogprob | None]], find_stop: FindStop
+    ) -> Completion | None:
         """The tokens chosen behind an item become its sequence's, up to the first that its draft had not guessed."""
         sequence, completion, num_right = item.sequence, None, 0
-        for token in chosen:
+        for token, logprob in chosen:
             if token == NO_TOKEN:
                 completion = self._finish(sequence, "error", None, _NOT_FINITE)
                 break
             is_guessed = sequence.is_guessed(token)
             sequence.resolve(token)
+            if logprob is not None:
+                sequence.logprobs.append(logprob)
             self.counters.output_tokens += 1
             ending = self._ending(sequence, token, find_stop)
             if ending is not None:
@@ -196,14 +203,19 @@ class Scheduler:
     ) -> tuple[FinishReason, str | int | None] | None:
         """Why the row ends with `token`, and the stop string or token behind it; None when it goes on."""
         sampling, output_len = sequence.request.sampling, len(sequence.output_ids)
+        # Before min_tokens, too: a stop string that is complete by then does not end the row later.
+        stop = find_stop(sequence) if sampling.stop or not sequence.is_answering else None
         if output_len >= sampling.min_tokens:
             if token in self.config.eos_token_ids and not sampling.ignore_eos:
                 return "stop", None
-            if token in sampling.stop_token_ids:
+            if token in sampling.stop_token_ids and sequence.is_answering:
                 return "stop", token
-            stop = find_stop(sequence) if sampling.stop else None
             if stop is not None:
                 return "stop", stop
+            if sampling.repetition_min_count and repeats_itself(
+                sequence.output_ids, sampling.repetition_min_count, sampling.repetition_max_pattern_size
+            ):
+                return "repetition", None
         return ("length", None) if output_len >= sampling.max_tokens else None
 
     def _finish(
@@ -228,6 +240,8 @@ class Scheduler:
             stop_reason=stop,
             prompt_tokens=sequence.prompt_len,
             error=error,
+            logprobs=tuple(sequence.logprobs),
+            text_len=sequence.text_len if isinstance(stop, str) else None,
         )
 
     def _count_step(self, batch: ScheduledBatch) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchrun.engine.radix import Node
-from batchrun.engine.request import Request, TokenIds
+from batchrun.engine.request import Request, TokenIds, TokenLogprob
 
 PENDING = -1  # stands for a token that is being sampled
 
@@ -36,7 +36,8 @@ class Sequence:
     `node` is None once another sequence has published the same tokens first, so that there is nothing to add.
     `num_lost` tokens had been computed when the sequence was last preempted. The first `num_known` tokens are known;
     behind them are those that steps in flight sample. Between a step and its end, `num_draft` tokens behind the known
-    ones are guesses that the step will prove or not.
+    ones are guesses that the step will prove or not. `logprobs` are those of the tokens generated, if asked for.
+    `is_answering`: it does not reason (any more). `text_len` is where a stop string begins in its text.
     """
 
     __slots__ = (
@@ -44,8 +45,10 @@ class Sequence:
         "arrival",
         "block_table",
         "cached_tokens",
+        "is_answering",
         "is_finished",
         "is_last_reader",
+        "logprobs",
         "node",
         "num_computed",
         "num_draft",
@@ -56,6 +59,7 @@ class Sequence:
         "num_tokens",
         "request",
         "swapped",
+        "text_len",
     )
 
     def __init__(self, request: Request, arrival: int) -> None:
@@ -66,6 +70,9 @@ class Sequence:
         self._tokens[len(request.token_ids) : len(request.token_ids) + len(request.output_ids)] = request.output_ids
         self.num_tokens = self.num_known = len(request.token_ids) + len(request.output_ids)
         self.num_draft = 0
+        self.logprobs: list[TokenLogprob] = []
+        self.is_answering = request.reasoning_end is None
+        self.text_len: int | None = None
         self.is_finished = False
         self.num_computed = 0
         self.cached_tokens = 0

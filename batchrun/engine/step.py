@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchrun.engine.request import TokenIds
+from batchrun.engine.request import TokenIds, TokenLogprob
 from batchrun.engine.sequence import Sequence
 
 NO_TOKEN = -1  # stands for a token where the model's logits were not finite
@@ -136,14 +136,15 @@ class ScheduledBatch:
 class Sampled:
     """The tokens chosen in a step, or `NO_TOKEN`, one for each of `ScheduledBatch.sampled`, in that order.
 
-    `swap_bytes` took `swap_seconds`: copies that ended since the last step that reported any. `was_split`: there was
-    not the memory to compute the step at once.
+    `logprobs` are as many where the rows ask for them, else none. `swap_bytes` took `swap_seconds`: copies that ended
+    since the last step that reported any. `was_split`: there was not the memory to compute the step at once.
     """
 
     tokens: NDArray[np.int32]  # [num_sampled]
     swap_bytes: int = 0
     swap_seconds: float = 0.0
     was_split: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Launched(Protocol):

@@ -1,4 +1,7 @@
-"""Finds stop strings in what a sequence has generated, also across token borders, without decoding it all again."""
+"""Finds stop strings in what a sequence has generated, also across token borders, without decoding it all again.
+
+Of a sequence that reasons first it looks for the end of that, and for stop strings behind it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,34 +16,53 @@ _UNFINISHED = "\ufffd"  # what a decoder shows of a character whose bytes are no
 
 @dataclass(slots=True)
 class _Tail:
-    """Output tokens up to `read` are in `text`; decoding starts at `start`, so that spaces come out as in the whole."""
+    """Output tokens up to `read` are in `text`; decoding starts at `start`, so that spaces come out as in the whole.
+
+    The answer begins at character `answer` of the text, once it has begun.
+    """
 
     start: int = 0
     read: int = 0
     text: str = ""
+    answer: int = 0
 
 
 class StopStrings:
-    """Follows the text of running sequences that have stop strings."""
+    """Follows the text of running sequences that have stop strings, or reason first."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._tails: dict[int, _Tail] = {}
 
     def find(self, sequence: Sequence) -> str | None:
-        """The stop string that the newest tokens complete; of several the one that begins first."""
+        """The stop string that the newest tokens complete; of several the one that begins first.
+
+        Notes at the sequence where it begins, and whether its answer has begun.
+        """
         tail = self._tails.setdefault(sequence.request.row_idx, _Tail())
         ids = sequence.output_ids
         before = self._decode(ids[tail.start : tail.read])
         after = self._decode(ids[tail.start :])
         if len(after) <= len(before) or after.endswith(_UNFINISHED):
             return None
-        stops = sequence.request.sampling.stop
-        searched_from = max(0, len(tail.text) - max(map(len, stops)) + 1)
+        num_before = len(tail.text)
         tail.text += after[len(before) :]
         tail.start, tail.read = tail.read, len(ids)
-        found = [(at, stop) for stop in stops if (at := tail.text.find(stop, searched_from)) >= 0]
-        return min(found)[1] if found else None
+        end = sequence.request.reasoning_end
+        if not sequence.is_answering and end is not None:
+            at = tail.text.find(end, max(0, num_before - len(end) + 1))
+            if at < 0:
+                return None
+            sequence.is_answering, tail.answer = True, at + len(end)
+        found = [
+            (at, stop)
+            for stop in sequence.request.sampling.stop
+            if (at := tail.text.find(stop, max(tail.answer, num_before - len(stop) + 1))) >= 0
+        ]
+        if not found:
+            return None
+        sequence.text_len, stop = min(found)
+        return stop
 
     def forget(self, row_idx: int) -> None:
         """Drops what is kept of a finished row."""

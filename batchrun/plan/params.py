@@ -23,9 +23,12 @@ PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 class ParamsReader:
     """Checks the cells of a parameters column: the names, types and limits are those of the job's own options."""
 
-    def __init__(self, base: SamplingParams, always: Mapping[str, Any] | None = None) -> None:
-        """`always` are parameters of every row, whatever its cell says."""
+    def __init__(
+        self, base: SamplingParams, always: Mapping[str, Any] | None = None, vocab_size: int | None = None
+    ) -> None:
+        """`always` are parameters of every row, whatever its cell says. Tokens must be of the vocabulary, if known."""
         self._base = base
+        self._vocab_size = vocab_size
         self._always = dict(always or {})
         # The job's fields themselves, so that a limit is stated once.
         options: dict[str, Any] = {name: (field.annotation, field) for name, field in _options().items()}
@@ -54,7 +57,10 @@ class ParamsReader:
         changed = {key: getattr(checked, key) for key in sorted(given)}
         changed = {key: value for key, value in changed.items() if value != getattr(self._base, key)}
         text = json.dumps(changed, separators=(",", ":")) if changed else None
-        _check_together(merged(self._base, text))
+        params = merged(self._base, text)
+        _check_together(params)
+        if self._vocab_size is not None:
+            check_token_ids(params, self._vocab_size)
         return text
 
 
@@ -62,11 +68,24 @@ def merged(base: SamplingParams, params: str | None) -> SamplingParams:
     """The job's parameters with a row's overrides, as `ParamsReader.overrides` wrote them."""
     if params is None:
         return base
-    # JSON has lists where the parameters have tuples.
-    changed: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(params).items()
-    }
+    changed: dict[str, Any] = {key: _frozen(value) for key, value in json.loads(params).items()}
     return replace(base, **changed)
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raises ValueError for a token that the model does not have."""
+    for name, ids in (
+        ("logit_bias", [token for token, _ in params.logit_bias]),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"{name} names the token {token:,}; the model has those from 0 to {vocab_size - 1:,}")
+
+
+def _frozen(value: Any) -> Any:
+    """JSON has lists where the parameters have tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def can_hold_params(kind: pa.DataType) -> bool:
@@ -100,6 +119,10 @@ def _check_together(params: SamplingParams) -> None:
         raise ValueError(f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}")
     if "" in params.stop:
         raise ValueError("stop holds an empty text")
+    if any(not word.strip() for word in params.bad_words):
+        raise ValueError("bad_words holds a blank text")
+    if params.repetition_min_count == 1:
+        raise ValueError("repetition_min_count 1 would end every answer at once; 2 is the least")
 
 
 def _known() -> str:

@@ -19,7 +19,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """The plan in numbers. `num_rows` = `num_unique` + `num_duplicates` + all `errors`.
+    """The plan in numbers. `num_rows` = `num_unique` + `num_duplicates` + all `errors`; every sample of a row counts.
 
     Tokens are counted over the `num_unique` rows that run: `prompt_tokens` without any sharing, and
     `unique_prompt_tokens` with each shared prefix computed once, which is the least possible.

@@ -23,6 +23,7 @@ from batchrun.plan.params import merged
 from batchrun.plan.plan import Plan, PlanSummary, sync_path, write_plan
 from batchrun.plan.prefixes import write_prefixes
 from batchrun.plan.prompt import PromptRenderer, Rendered
+from batchrun.plan.samples import Samples
 from batchrun.plan.source import InputFiles, require_column, scan
 from batchrun.plan.units import Unit, UnitWriter
 
@@ -37,7 +38,7 @@ _USUAL_NUM_SEQS = 256  # where the job names none and the device is not known ye
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Rows of the input to plan once more, each with these sampling parameters, whatever the row's own say."""
+    """Rows to plan once more, each with these sampling parameters, whatever the row's own say; samples are counted."""
 
     rows: NDArray[np.int64]  # [num_rows]
     params: Mapping[str, Any]
@@ -130,6 +131,7 @@ class _Planner:
         self._tally = _Tally()
         self._folder = staging
         self._again = again
+        self._samples = Samples(job.n, None if again is None else again.rows)
         self._id_column = job.id_col or renderer.id_column
 
     def render(self, files: InputFiles) -> None:
@@ -151,12 +153,18 @@ class _Planner:
         """The rows in plan order, counted and cut into units."""
         tally = self._tally
         shared_with_last = 0
-        for rows in self._order.sorted(self._is_foldable):
+        for rows in self._samples.spread(self._order.sorted(self._is_foldable), self._is_foldable):
             lengths = rows.lengths
             output_len = self._output_len(rows.params, lengths)
             shared = np.concatenate([[shared_with_last], rows.keep_len[:-1].astype(np.int64)])
             shared_with_last = int(rows.keep_len[-1])
-            self._peak.add(shared, lengths, output_len)
+            # In whole blocks; of a block that is shared in part each row has its own, as it has of its last token's.
+            size = self._job.block_size
+            self._peak.add(
+                np.minimum(shared, lengths - 1) // size * size,
+                -(-(lengths + output_len) // size) * size,
+                np.zeros_like(lengths),
+            )
             self._writer.add(rows, output_len)
             self._count(rows, shared, output_len)
             self._observe(PlanProgress(tally.num_unique + tally.num_duplicates, "order"))
@@ -178,7 +186,7 @@ class _Planner:
     def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._again is None:
             return batch
-        return batch.filter(pa.array(np.isin(row_numbers(batch), self._again.rows)))
+        return batch.filter(pa.array(np.isin(row_numbers(batch), self._again.rows // self._samples.num)))
 
     def _ids(self) -> UniqueIds | None:
         # Of some of the rows nothing is to be proved: all of them were seen before.
@@ -190,15 +198,15 @@ class _Planner:
 
     def _keep(self, rendered: Rendered) -> None:
         tally = self._tally
-        tally.num_rows += len(rendered.row_idx)
+        tally.num_rows += len(self._samples.of(rendered.row_idx))
         failed = [index for index, error in enumerate(rendered.errors) if error is not None]
         good = [index for index, error in enumerate(rendered.errors) if error is None]
-        errors = [error for error in rendered.errors if error is not None]
-        for error in errors:
-            tally.errors[error.type] += 1
+        for index in failed:
+            error, numbers = rendered.errors[index], self._samples.of(rendered.row_idx[index : index + 1])
+            assert error is not None
+            tally.errors[error.type] += len(numbers)
             tally.error_examples.setdefault(error.type, error.message)
-        if failed:
-            self._writer.add_failed(rendered.row_idx[failed].tolist(), errors)
+            self._writer.add_failed(numbers.tolist(), [error] * len(numbers))
         if good:
             token_ids = [rendered.token_ids[index] for index in good]
             self._order.add(rendered.row_idx[good], token_ids, [rendered.params[index] for index in good])
@@ -225,7 +233,10 @@ class _Planner:
         tally.max_tokens_total += int(output_len.sum())
         longest = int(lengths.argmax())
         if lengths[longest] > tally.longest_prompt:
-            tally.longest_prompt, tally.longest_prompt_row = int(lengths[longest]), int(rows.row_idx[longest])
+            tally.longest_prompt, tally.longest_prompt_row = (
+                int(lengths[longest]),
+                int(rows.row_idx[longest]) // self._samples.num,
+            )
         tally.longest_len = max(tally.longest_len, int((lengths + output_len).max()))
 
 

@@ -15,7 +15,7 @@ from batchrun.errors import DataError, RowError, UsageError
 from batchrun.plan.batch_requests import CUSTOM_ID, BatchRequests
 from batchrun.plan.cells import column_values, row_numbers
 from batchrun.plan.fit import MARGIN_TOKENS, Fit
-from batchrun.plan.params import ParamsReader, can_hold_params
+from batchrun.plan.params import ParamsReader, can_hold_params, check_token_ids
 from batchrun.plan.prompt_source import MessagesColumn, prompt_source
 from batchrun.plan.source import require_column
 
@@ -66,7 +66,11 @@ class PromptRenderer:
         self._check_chat(job, spec.name)
         self._system = job.system
         self._params_col = job.params_col
-        self._params = ParamsReader(job.sampling, always)
+        try:
+            check_token_ids(job.sampling, spec.vocab_size)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self._params = ParamsReader(job.sampling, always, spec.vocab_size)
         self._has_params = job.params_col is not None or bool(always) or isinstance(self._source, BatchRequests)
         if job.params_col is not None:
             kind = require_column(schema, job.params_col, "--params-col").type

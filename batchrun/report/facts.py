@@ -56,7 +56,7 @@ def gather(out: Path, name: str) -> Facts:
         plan=plan,
         prefixes=tuple(read_prefixes(at.plan)),
         series=series,
-        results=read_results(parts, job.get("output_prefix", ""), now.errors),
+        results=read_results(parts, job.get("output_prefix", ""), now.errors, job.get("n", 1)),
         compared=compared(plan, read_hint(at.estimate), series),
         verdicts=judge(series, best_hit_rate(plan)),
     )

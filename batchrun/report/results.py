@@ -38,8 +38,10 @@ class Results:
     errors: tuple[FailedRow, ...] = ()
 
 
-def read_results(parts: list[Path], prefix: str, num_errors: Mapping[str, int]) -> Results:
+def read_results(parts: list[Path], prefix: str, num_errors: Mapping[str, int], num_samples: int = 1) -> Results:
     """The rows in `parts`, whose columns are named with `prefix`; `num_errors` is how many failed, by type.
+
+    Each row of the input is there `num_samples` times.
 
     Raises StorageFailed when a part cannot be read.
     """
@@ -47,7 +49,8 @@ def read_results(parts: list[Path], prefix: str, num_errors: Mapping[str, int]) 
         return Results()
     try:
         prompt_lengths, output_lengths, reasons = _lengths(parts, prefix)
-        return Results(prompt_lengths, output_lengths, dict(reasons), tuple(_errors(parts, prefix, num_errors)))
+        errors = tuple(_errors(parts, prefix, num_errors, num_samples))
+        return Results(prompt_lengths, output_lengths, dict(reasons), errors)
     except (OSError, pa.ArrowException) as error:
         raise StorageFailed(f"cannot read the parts in {parts[0].parent}: {error}") from error
 
@@ -78,7 +81,7 @@ def _added(counts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.
     return more
 
 
-def _errors(parts: list[Path], prefix: str, num_errors: Mapping[str, int]) -> list[FailedRow]:
+def _errors(parts: list[Path], prefix: str, num_errors: Mapping[str, int], num_samples: int) -> list[FailedRow]:
     """A few rows of each type; looks no further when it has them."""
     if not num_errors:
         return []
@@ -88,7 +91,7 @@ def _errors(parts: list[Path], prefix: str, num_errors: Mapping[str, int]) -> li
     for batch in _batches([part for part in parts if read_counts(part).failed], columns):
         failed_rows = batch.filter(batch.column(columns[1]).is_valid())
         for row_idx, error in zip(*(failed_rows.column(name) for name in columns), strict=True):
-            failed = FailedRow(row_idx.as_py(), **error.as_py())
+            failed = FailedRow(row_idx.as_py() // num_samples, **error.as_py())
             if len(found[failed.type]) < _EXAMPLES_OF_A_TYPE:
                 found[failed.type].append(failed)
         if all(len(found[name]) >= count for name, count in wanted.items()):

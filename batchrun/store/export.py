@@ -106,6 +106,10 @@ class _Result:
         return str(self.job["output_prefix"])
 
     @property
+    def num_samples(self) -> int:
+        return int(self.job.get("n", 1))
+
+    @property
     def schema(self) -> pa.Schema:
         with self.batches() as reader:
             return reader.schema
@@ -116,7 +120,8 @@ class _Result:
             schema = pq.read_schema(self.files[0]).remove_metadata()
             return pa.RecordBatchReader.from_batches(schema, self._in_files())
         rows = read_result(connect(self.scratch), self.files)
-        return rows.order(f'"{self.prefix}row_idx"').to_arrow_reader(_BATCH_ROWS)
+        index = [f"{self.prefix}row_idx", *([f"{self.prefix}sample_idx"] if self.num_samples > 1 else [])]
+        return rows.order(", ".join(f'"{name}"' for name in index)).to_arrow_reader(_BATCH_ROWS)
 
     def _in_files(self) -> Iterator[pa.RecordBatch]:
         for path in self.files:
@@ -143,7 +148,10 @@ def _plain_lines(result: _Result) -> Iterator[dict[str, Any]]:
 
 
 def _batch_lines(result: _Result) -> Iterator[dict[str, Any]]:
-    """Every row as the OpenAI Batch API answers it; a failed one has an error and no response."""
+    """Every row as the OpenAI Batch API answers it, its samples as choices; a failed one has an error and no response.
+
+    Of a row of which only some samples failed the others are there.
+    """
     names, id_column = result.schema.names, result.job["id_col"]
     if id_column is not None and id_column not in names:
         raise DataError(f"the result has no column {id_column!r}, which is the --id-col; --keep-cols left it out")
@@ -152,10 +160,16 @@ def _batch_lines(result: _Result) -> Iterator[dict[str, Any]]:
     footer = pq.read_schema(result.files[0]).metadata or {}
     model, job_id = (footer.get(key, b"").decode() for key in (b"batchrun.model", b"batchrun.job_id"))
     created = int(result.at.manifest.stat().st_mtime)
-    for row in _rows(result):
-        own = {name: row[result.prefix + name] for name in ("row_idx", "text", "finish_reason", "error")}
-        usage = {name: row[result.prefix + name] for name in ("prompt_tokens", "completion_tokens")}
-        name = f"{job_id}-{own['row_idx']}"
+    rows = _rows(result)
+    for samples in zip(*[rows] * result.num_samples, strict=True):
+        first = samples[0]
+        answered = [row for row in samples if row[f"{result.prefix}error"] is None]
+        error = None if answered else first[f"{result.prefix}error"]
+        usage = {
+            "prompt_tokens": first[f"{result.prefix}prompt_tokens"],
+            "completion_tokens": sum(row[f"{result.prefix}completion_tokens"] for row in samples),
+        }
+        name = f"{job_id}-{first[f'{result.prefix}row_idx']}"
         body = {
             "id": f"chatcmpl-{name}",
             "object": "chat.completion",
@@ -163,18 +177,18 @@ def _batch_lines(result: _Result) -> Iterator[dict[str, Any]]:
             "model": model,
             "choices": [
                 {
-                    "index": 0,
-                    "message": {"role": "assistant", "content": own["text"]},
+                    "index": row.get(f"{result.prefix}sample_idx", 0),
+                    "message": {"role": "assistant", "content": row[f"{result.prefix}text"]},
                     "logprobs": None,
-                    "finish_reason": own["finish_reason"],
+                    "finish_reason": row[f"{result.prefix}finish_reason"],
                 }
+                for row in answered
             ],
             "usage": usage | {"total_tokens": sum(usage.values())},
         }
-        error = own["error"]
         yield {
             "id": f"batch_req_{name}",
-            "custom_id": str(row[id_column]),
+            "custom_id": str(first[id_column]),
             "response": None if error else {"status_code": 200, "request_id": f"req_{name}", "body": body},
             "error": {"code": error["type"], "message": error["message"]} if error else None,
         }

@@ -21,6 +21,7 @@ from batchrun.store.durable import new_name, remove, storage_errors, sync_folder
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import JOB_ID_KEY, read_part, read_row_idx
 from batchrun.store.result_files import ResultFiles, Shape
+from batchrun.store.samples import published, split
 from batchrun.store.store import Store
 
 _WINDOW_ROWS = 16_384
@@ -43,8 +44,11 @@ def publish(
     results: pa.Schema,
     metadata: Mapping[str, str],
     shape: Shape | None = None,
+    num_samples: int = 1,
 ) -> Publication:
     """Writes OUT: the `kept` columns of the input, then the `results` columns of the parts; every input row once.
+
+    Or `num_samples` times, once for each sample.
 
     `batches` are the input's rows in input order: the row's index first (0, 1, …), then at least the `kept` columns.
     `results` is the parts' schema, the row's index first. `metadata` goes into every file's footer beside the job's
@@ -62,10 +66,11 @@ def publish(
             spill.mkdir()
         shape = shape or Shape()
         footer = {**metadata, JOB_ID_KEY: store.job_id}
-        files = ResultFiles(staging, pa.schema([*kept, *results], metadata=footer), shape)
+        columns = [*kept, *published(results, num_samples)]
+        files = ResultFiles(staging, pa.schema(columns, metadata=footer), shape)
         join = _in_input_order if shape.order == "input" else _as_answered
         num_rows = 0
-        for columns in join(store, batches, kept, results, spill):
+        for columns in join(store, batches, kept, results, spill, num_samples):
             files.append(columns)
             num_rows += len(columns[0])
         written = files.close()
@@ -80,39 +85,41 @@ def publish(
 
 
 def _in_input_order(
-    store: Store, batches: Iterable[pa.RecordBatch], kept: pa.Schema, results: pa.Schema, spill: Path
+    store: Store, batches: Iterable[pa.RecordBatch], kept: pa.Schema, results: pa.Schema, spill: Path, num_samples: int
 ) -> Iterator[list[pa.Array | pa.ChunkedArray]]:
     """The columns of OUT, some rows at a time; the results are sorted for it."""
     merged = MergedParts(store.at.list_parts(), results, spill)
     num_rows = 0
-    for window in _windows(batches):
-        rows = merged.take(num_rows + window.num_rows)
-        _prove(store, row_indices(rows), num_rows, num_rows + window.num_rows)
-        yield [*_kept_columns(window, kept, num_rows), *rows.columns]
-        num_rows += window.num_rows
+    for window in _windows(batches, max(_WINDOW_ROWS // num_samples, 1)):
+        stop = num_rows + window.num_rows * num_samples
+        rows = merged.take(stop)
+        _prove(store, row_indices(rows), num_rows, stop, num_samples)
+        repeated = _kept_columns(window, kept, num_rows // num_samples, num_samples)
+        yield [*repeated, *split(rows, num_samples).columns]
+        num_rows = stop
     if merged.num_left:
-        raise _foreign_rows(merged.num_left, f"from row_idx {num_rows} on")
+        raise _foreign_rows(merged.num_left, f"from row_idx {num_rows // num_samples} on")
 
 
 def _as_answered(
-    store: Store, batches: Iterable[pa.RecordBatch], kept: pa.Schema, results: pa.Schema, spill: Path
+    store: Store, batches: Iterable[pa.RecordBatch], kept: pa.Schema, results: pa.Schema, spill: Path, num_samples: int
 ) -> Iterator[list[pa.Array | pa.ChunkedArray]]:
     """The same, a part at a time as it is; the input's columns are looked up for it."""
     inputs = _mapped(batches, kept, spill / "input.arrow")
-    is_found = np.zeros(len(inputs), dtype=np.bool_)
+    is_found = np.zeros(len(inputs) * num_samples, dtype=np.bool_)
     for part in store.at.list_parts():
         table = read_part(part, results)
         rows = row_indices(table)
-        strangers = rows[(rows < 0) | (rows >= len(inputs))]
+        strangers = rows[(rows < 0) | (rows >= len(is_found))]
         if len(strangers):
-            raise _foreign_rows(len(strangers), f"row_idx {_named(strangers)}")
+            raise _foreign_rows(len(strangers), f"row_idx {_named(strangers, num_samples)}")
         if is_found[rows].any() or len(np.unique(rows)) < len(rows):
             values, counts = np.unique(rows, return_counts=True)
-            raise _duplicates(store, values[is_found[values] | (counts > 1)])
+            raise _duplicates(store, values[is_found[values] | (counts > 1)], num_samples)
         is_found[rows] = True
-        yield [*inputs.take(pa.array(rows)).columns, *table.columns]
+        yield [*inputs.take(pa.array(rows // num_samples)).columns, *split(table, num_samples).columns]
     if not is_found.all():
-        raise _missing_rows(np.flatnonzero(~is_found))
+        raise _missing_rows(np.flatnonzero(~is_found), num_samples)
 
 
 def _mapped(batches: Iterable[pa.RecordBatch], kept: pa.Schema, path: Path) -> pa.Table:
@@ -120,55 +127,59 @@ def _mapped(batches: Iterable[pa.RecordBatch], kept: pa.Schema, path: Path) -> p
     num_rows = 0
     with storage_errors(path):
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, kept) as writer:
-            for window in _windows(batches):
-                writer.write_batch(pa.RecordBatch.from_arrays(_kept_columns(window, kept, num_rows), schema=kept))
+            for window in _windows(batches, _WINDOW_ROWS):
+                columns = _kept_columns(window, kept, num_rows, num_samples=1)
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=kept))
                 num_rows += window.num_rows
         with pa.memory_map(str(path)) as mapped:
             return pa.ipc.open_file(mapped).read_all()
 
 
-def _windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _windows(batches: Iterable[pa.RecordBatch], at_most: int) -> Iterator[pa.RecordBatch]:
     """The batches, cut so that a window of long results stays small."""
     for batch in batches:
-        for start in range(0, batch.num_rows, _WINDOW_ROWS):
-            yield batch.slice(start, _WINDOW_ROWS)
+        for start in range(0, batch.num_rows, at_most):
+            yield batch.slice(start, at_most)
 
 
-def _kept_columns(window: pa.RecordBatch, kept: pa.Schema, start: int) -> list[pa.Array]:
-    """The columns to keep; by position, since an input column may be called like the row's index."""
+def _kept_columns(window: pa.RecordBatch, kept: pa.Schema, start: int, num_samples: int) -> list[pa.Array]:
+    """The columns to keep, each row `num_samples` times; by position, since an input column may be called like the
+    row's index."""
     index = np.asarray(window.column(0).to_numpy(), dtype=np.int64)
     expected = np.arange(start, start + window.num_rows)
     assert np.array_equal(index, expected), f"input rows {index[:3]}… where {start}… was due"
+    if num_samples > 1:
+        window = window.take(pa.array(np.repeat(np.arange(window.num_rows), num_samples)))
     names = window.schema.names[1:]
     return [window.column(1 + names.index(name)) for name in kept.names]
 
 
-def _prove(store: Store, found: NDArray[np.int64], start: int, stop: int) -> None:
-    """Raises StorageFailed unless `found`, which is sorted, is exactly start … stop - 1."""
+def _prove(store: Store, found: NDArray[np.int64], start: int, stop: int, num_samples: int) -> None:
+    """Raises StorageFailed unless `found`, which is sorted, is exactly start … stop - 1; names rows of the input."""
     expected = np.arange(start, stop)
     if np.array_equal(found, expected):
         return
     repeated = found[1:][found[1:] == found[:-1]]
     if len(repeated):
-        raise _duplicates(store, np.unique(repeated))
+        raise _duplicates(store, np.unique(repeated), num_samples)
     strangers = np.setdiff1d(found, expected)
     if len(strangers):
-        raise _foreign_rows(len(strangers), f"row_idx {_named(strangers)}")
-    raise _missing_rows(np.setdiff1d(expected, found))
+        raise _foreign_rows(len(strangers), f"row_idx {_named(strangers, num_samples)}")
+    raise _missing_rows(np.setdiff1d(expected, found), num_samples)
 
 
-def _missing_rows(missing: NDArray[np.int64]) -> StorageFailed:
+def _missing_rows(missing: NDArray[np.int64], num_samples: int) -> StorageFailed:
     return StorageFailed(
-        f"no result for row_idx {_named(missing)}: the input has rows that are in no part; "
+        f"no result for row_idx {_named(missing, num_samples)}: the input has rows that are in no part; "
         "run the same command again to compute them"
     )
 
 
-def _duplicates(store: Store, rows: NDArray[np.int64]) -> StorageFailed:
+def _duplicates(store: Store, rows: NDArray[np.int64], num_samples: int) -> StorageFailed:
     parts = store.at.list_parts()
     holding = [part.path.name for part in parts if rows[0] in read_row_idx(part, store.job_id)]
     return StorageFailed(
-        f"more than one result for row_idx {_named(rows)}, in {', '.join(holding)} of {store.at.parts}; "
+        f"more than one result for row_idx {_named(rows, num_samples)}, in {', '.join(holding)} of {store.at.parts}; "
         "delete the later part and run the same command again"
     )
 
@@ -180,7 +191,8 @@ def _foreign_rows(num_rows: int, which: str) -> StorageFailed:
     )
 
 
-def _named(rows: NDArray[np.int64]) -> str:
+def _named(numbers: NDArray[np.int64], num_samples: int) -> str:
+    rows = np.unique(numbers // num_samples)
     shown = ", ".join(str(row) for row in rows[:_NUM_NAMED])
     return shown if len(rows) <= _NUM_NAMED else f"{shown} … ({len(rows)} rows)"
 

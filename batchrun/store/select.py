@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed, UsageError
 from batchrun.store.result_rows import connect, read_result
+from batchrun.store.samples import numbers, sample_column
 
 
-def select_rows(files: Sequence[Path], where: str, index_column: str, scratch: Path) -> NDArray[np.int64]:
-    """The rows, by index and ascending, for which `where` is true; `scratch` is a folder for what exceeds the memory.
+def select_rows(
+    files: Sequence[Path], where: str, index_column: str, num_samples: int, scratch: Path
+) -> NDArray[np.int64]:
+    """The rows, by the parts' numbers and ascending, for which `where` is true.
+
+    `scratch` is a folder for what exceeds the memory.
 
     Raises:
         UsageError: DuckDB does not accept the condition; the message is its own.
@@ -24,12 +29,13 @@ def select_rows(files: Sequence[Path], where: str, index_column: str, scratch: P
             rows = read_result(connection, files)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise StorageFailed(f"cannot read the result: {error}") from error
-        column = duckdb.ColumnExpression(index_column)
+        index = [index_column, *([sample_column(index_column)] if num_samples > 1 else [])]
+        columns = [duckdb.ColumnExpression(name) for name in index]
         try:
             # The line break ends a comment.
-            found = rows.filter(f"{where}\n").select(column).order(f'"{index_column}"').fetchnumpy()
+            found = rows.filter(f"{where}\n").select(*columns).to_arrow_table()
         except duckdb.IOException as error:
             raise StorageFailed(f"cannot read the result: {error}") from error
         except duckdb.Error as error:
             raise UsageError(f"--where {where}: {error}") from error
-    return np.asarray(found[index_column], dtype=np.int64)
+    return np.sort(numbers(found, index_column, num_samples))

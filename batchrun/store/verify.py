@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from batchrun.store import counts
 from batchrun.store.layout import Layout, read_json
+from batchrun.store.samples import numbers, sample_column
 from batchrun.store.status import num_planned
 
 _BATCH_ROWS = 16_384
@@ -36,11 +37,11 @@ class VerifyReport:
         return not self.problems
 
 
-def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
+def verify(out: Path, index_column: str = "row_idx", num_samples: int = 1) -> VerifyReport:
     """Checks OUT against its manifest and its plan: digests, the schema, row indices 0, 1, … n - 1 in order.
 
-    Where OUT has folders by a column's values, the order is that within each folder; where rows are to be in the order
-    that they were answered in, any is right.
+    With several samples a row, these too. Where OUT has folders by a column's values, the order is that within each
+    folder; where rows are to be in the order that they were answered in, any is right.
 
     Raises:
         InputMissing: there is no such job.
@@ -57,7 +58,8 @@ def verify(out: Path, index_column: str = "row_idx") -> VerifyReport:
         problem = f"{out} is not complete: {done.rows} of {of} rows have a result; run the same command again"
         return VerifyReport(str(out), done.rows, planned, done.failed, 0, (problem,))
     expected, schema, order = _expected(at)
-    scan = _Scan(index_column, schema, order, is_partitioned=any("/" in name for name in expected))
+    is_partitioned = any("/" in name for name in expected)
+    scan = _Scan(index_column, num_samples, schema, order, is_partitioned=is_partitioned)
     for name, entry in expected.items():
         scan.read(at.out / name, entry)
     scan.look_for_others(at.out, {at.out / name for name in expected})
@@ -80,8 +82,11 @@ def _expected(at: Layout) -> tuple[dict[str, dict[str, Any]], dict[str, str] | N
 class _Scan:
     """Reads the files of OUT one after the other and collects what is wrong, one line a problem."""
 
-    def __init__(self, index_column: str, schema: dict[str, str] | None, order: str, *, is_partitioned: bool) -> None:
+    def __init__(
+        self, index_column: str, num_samples: int, schema: dict[str, str] | None, order: str, *, is_partitioned: bool
+    ) -> None:
         self._index_column = index_column
+        self._num_samples = num_samples
         self._schema = schema
         self._is_sorted = order == "input"
         self._rows: list[NDArray[np.int64]] | None = [] if is_partitioned or not self._is_sorted else None
@@ -118,11 +123,12 @@ class _Scan:
             if self._schema is not None and list(schema.items()) != list(self._schema.items()):
                 self.problems.append(f"{path} has other columns than were written: {_difference(schema, self._schema)}")
             self._schema = self._schema or schema
-            if self._index_column not in schema:
-                self.problems.append(f"{path} has no column {self._index_column}")
+            index = [self._index_column, *([sample_column(self._index_column)] if self._num_samples > 1 else [])]
+            if missing := [name for name in index if name not in schema]:
+                self.problems.append(f"{path} has no column {missing[0]}")
                 return
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-                self._check(path, np.asarray(batch.column(self._index_column).to_numpy(), dtype=np.int64))
+                self._check(path, numbers(batch, self._index_column, self._num_samples))
 
     def finish(self, planned: int | None) -> None:
         """Whether all rows were found; every one of `planned` once."""
@@ -141,10 +147,15 @@ class _Scan:
         wrong = np.flatnonzero(rows != np.arange(self.next_row, self.next_row + len(rows)))
         if len(wrong):
             due = self.next_row + int(wrong[0])
-            self.problems.append(f"{path}: row_idx {rows[wrong[0]]} where {due} was due")
+            found, expected = (self._named(row) for row in (int(rows[wrong[0]]), due))
+            self.problems.append(f"{path}: row_idx {found} where {expected} was due")
         self.num_rows += len(rows)
         # From what was found: one row too many or too few is one problem, not one for every batch after it.
         self.next_row = int(rows[-1]) + 1 if len(rows) else self.next_row
+
+    def _named(self, row: int) -> str:
+        index, sample = divmod(row, self._num_samples)
+        return f"{index}" + (f", sample_idx {sample}" if self._num_samples > 1 else "")
 
     def _check_order(self, path: Path, rows: NDArray[np.int64]) -> None:
         """In a folder of its own: ascending; whether all are there is seen at the end."""

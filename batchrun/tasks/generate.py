@@ -3,18 +3,24 @@
 Knows what the result's columns mean; nothing of scheduling or files.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import pyarrow as pa
 
-from batchrun.engine.request import Completion, Request, TokenIds
+from batchrun.engine.request import Completion, Request, TokenIds, TokenLogprob
 from batchrun.errors import RowError
 from batchrun.job import Job
 from batchrun.plan.params import merged
 from batchrun.tokenizer import Tokenizer
 
 _ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
+_TOP_TYPE = pa.list_(pa.struct([("token_id", pa.int32()), ("logprob", pa.float32())]))
+_LOGPROBS_TYPE = pa.list_(
+    pa.struct([("token_id", pa.int32()), ("logprob", pa.float32()), ("rank", pa.int32()), ("top_logprobs", _TOP_TYPE)])
+)
 _COLUMNS = pa.schema(
     [
         pa.field("row_idx", pa.int64(), nullable=False),
@@ -27,6 +33,9 @@ _COLUMNS = pa.schema(
         ("error", _ERROR_TYPE),
     ]
 )
+_REASONING = pa.field("reasoning", pa.string())
+# Before the error: what a token's rank and probability were, and of the whole answer their logarithms' sum.
+_LOGPROB_COLUMNS = (pa.field("logprob", pa.float64()), pa.field("logprobs", _LOGPROBS_TYPE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +68,90 @@ class GenerateTask:
         self.sampling = job.sampling
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._column_names = result_schema(job.output_prefix).names
+        self._num_logprobs = job.logprobs
+        self._reasoning_start, self._reasoning_end = job.reasoning_start, job.reasoning_end
+        self._bad_words = cache(partial(_bad_words, tokenizer))
+        self._columns = _columns(job)
+        self._column_names = result_schema(job).names
         self._shares_prefixes = shares_prefixes
+        self.num_samples = job.n
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether a row can go on from saved tokens: without their log-probabilities it starts again."""
+        return self._num_logprobs is None
 
     def request(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> Request:
         """What to run for a row; `output_ids` it has generated before go on being generated."""
         sampling = merged(self.sampling, row.params)
         room = self._max_model_len - len(row.token_ids)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        return Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids)
+        return Request(
+            row.row_idx,
+            row.token_ids,
+            sampling,
+            row.keep_len,
+            output_ids,
+            num_samples=self.num_samples,
+            num_logprobs=self._num_logprobs,
+            bad_words=self._bad_words(sampling.bad_words),
+            reasoning_end=self._reasoning_end,
+        )
 
     def fold(self, finished: Sequence[tuple[PlannedRow, Completion]]) -> pa.Table:
         """The result rows of finished rows and their duplicates; `result_schema`."""
         texts = self._tokenizer.decode_batch([completion.token_ids for _, completion in finished])
         rows = [
-            _result(row_idx, completion, text, row.shared_len if self._shares_prefixes else 0)
+            _result(row_idx, completion, self._split(text, completion), row.shared_len if self._shares_prefixes else 0)
             for (row, completion), text in zip(finished, texts, strict=True)
             for row_idx in (row.row_idx, *row.duplicates)
         ]
-        return pa.Table.from_pylist(rows, schema=_COLUMNS).rename_columns(self._column_names)
+        return pa.Table.from_pylist(rows, schema=self._columns).rename_columns(self._column_names)
+
+    def _split(self, text: str, completion: Completion) -> "_Text":
+        """The text up to a stop string, without and with what it reasons before it answers.
+
+        As vLLM's parsers have it, all is reasoning where it does not end.
+        """
+        text = text[: completion.text_len]
+        if self._reasoning_end is None:
+            return _Text(text)
+        reasoning, _, answer = text.partition(self._reasoning_end)
+        return _Text(answer, reasoning.removeprefix(self._reasoning_start))
 
 
-def result_schema(prefix: str) -> pa.Schema:
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """What a row says."""
+
+    answer: str
+    reasoning: str | None = None
+
+
+def _bad_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """The words' tokens, as vLLM has them: where a text begins, and behind a space if that makes another first token of
+    as many."""
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        plain, spaced = (
+            tuple(ids.tolist())
+            for ids in tokenizer.encode([word.lstrip(), f" {word.lstrip()}"], add_special_tokens=False)
+        )
+        found += [plain, spaced] if len(plain) == len(spaced) and plain[0] != spaced[0] else [plain]
+    return tuple(found)
+
+
+def result_schema(job: Job) -> pa.Schema:
     """The columns that the task adds to the input's, known before anything runs."""
-    return pa.schema([field.with_name(prefix + field.name) for field in _COLUMNS])
+    return pa.schema([field.with_name(job.output_prefix + field.name) for field in _columns(job)])
+
+
+def _columns(job: Job) -> pa.Schema:
+    """The same without a prefix."""
+    *others, error = _COLUMNS
+    reasoning = [_REASONING] if job.reasoning_end is not None else []
+    logprobs = _LOGPROB_COLUMNS if job.logprobs is not None else ()
+    return pa.schema([*others, *reasoning, *logprobs, error])
 
 
 def failed(row: PlannedRow, error: RowError) -> Completion:
@@ -90,17 +159,23 @@ def failed(row: PlannedRow, error: RowError) -> Completion:
     return Completion(row.row_idx, (), "error", prompt_tokens=len(row.token_ids), error=error)
 
 
-def _result(row_idx: int, completion: Completion, text: str, cached_tokens: int) -> dict[str, object]:
+def _result(row_idx: int, completion: Completion, text: _Text, cached_tokens: int) -> dict[str, object]:
     stop, error = completion.stop_reason, completion.error
-    if isinstance(stop, str):
-        text = text[: text.index(stop)]
     return {
         "row_idx": row_idx,
-        "text": None if error else text,
+        "text": None if error else text.answer,
         "finish_reason": completion.finish_reason,
         "stop_reason": None if stop is None else str(stop),
         "prompt_tokens": completion.prompt_tokens,
         "cached_tokens": cached_tokens,
         "completion_tokens": len(completion.token_ids),
+        "reasoning": None if error else text.reasoning,
+        "logprob": None if error else math.fsum(one.logprob for one in completion.logprobs),
+        "logprobs": None if error else list(map(_listed, completion.token_ids, completion.logprobs)),
         "error": None if error is None else {"type": error.type, "message": error.message},
     }
+
+
+def _listed(token: int, one: TokenLogprob) -> dict[str, object]:
+    top = [{"token_id": each, "logprob": logprob} for each, logprob in zip(one.top_ids, one.top, strict=True)]
+    return {"token_id": token, "logprob": one.logprob, "rank": one.rank, "top_logprobs": top}

@@ -1,13 +1,14 @@
 """Tokens follow from logits by the written rules, and from (seed, row, position) by a hash."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from batchrun.engine.request import SamplingParams
+from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.sampling import sample, uniform
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.step import NO_TOKEN, Item
@@ -17,8 +18,16 @@ VOCAB = 1201
 EOS = (2, 5)
 
 
-def make_row(row: int, sampling: SamplingParams, output_ids: tuple[int, ...] = ()) -> Sequence:
-    return make_sequence(row, [7, 8, 7, 11], [], sampling, output_ids)
+# As tokens; 7 and 11 are in the prompt too, which does not count.
+BAD_WORDS = ((4,), (11, 6), (3, 4, 5), (9, 8))
+
+
+def make_row(
+    row: int, sampling: SamplingParams, output_ids: tuple[int, ...] = (), bad_words: tuple[tuple[int, ...], ...] = ()
+) -> Sequence:
+    made = make_sequence(row, [7, 8, 7, 11], [], sampling, output_ids)
+    made.request = replace(made.request, bad_words=bad_words)
+    return made
 
 
 def items_of(*sequences: Sequence) -> tuple[Item, ...]:
@@ -29,11 +38,16 @@ def obvious(logits: NDArray[np.float64], sequence: Sequence) -> int:
     """One row, one token at a time, in plain Python."""
     params, output = sequence.request.sampling, [int(token) for token in sequence.output_ids]
     scores = logits.astype(np.float64).tolist()
+    for token, bias in params.logit_bias:
+        scores[token] = float(np.float32(scores[token]) + np.float32(bias))
     for token in set(sequence.tokens.tolist()):
         penalty = params.repetition_penalty
         scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
     for token in set(output):
         scores[token] -= params.presence_penalty + params.frequency_penalty * output.count(token)
+    for word in sequence.request.bad_words:
+        if output[len(output) - len(word) + 1 :] == [*word[:-1]] and len(output) >= len(word) - 1:
+            scores[word[-1]] = -math.inf
     if len(output) < params.min_tokens:
         for token in (*(() if params.ignore_eos else EOS), *params.stop_token_ids):
             scores[token] = -math.inf
@@ -75,6 +89,7 @@ def random_params(random: np.random.Generator) -> SamplingParams:
         presence_penalty=one(0.0, 0.7),
         frequency_penalty=one(0.0, -0.4),
         stop_token_ids=(9,),
+        logit_bias=((3, one(0.53, -2.47)), (600, one(6.53, 0.0))) if one(0, 1) else (),
         ignore_eos=bool(one(0, 1)),
         seed=int(one(0, 1, 2**40)),
     )
@@ -84,7 +99,10 @@ def random_params(random: np.random.Generator) -> SamplingParams:
 def test_mixed_batch_equals_the_obvious_sampler(seed: int) -> None:
     random = np.random.default_rng(seed)
     outputs = [tuple(random.integers(0, 12, int(random.integers(0, 6))).tolist()) for _ in range(41)]
-    rows = [make_row(int(random.integers(0, 2**40)), random_params(random), output) for output in outputs]
+    rows = [
+        make_row(int(random.integers(0, 2**40)), random_params(random), output, BAD_WORDS[: int(random.integers(0, 5))])
+        for output in outputs
+    ]
     # A flat and a steep half; many ties, so that the border of top_k and top_p falls on them.
     logits = np.round(random.normal(0, 1, (41, VOCAB)) * np.where(np.arange(41) % 2, 1, 5)[:, None], 1)
     logits[:, :12] += 4
@@ -120,6 +138,30 @@ def test_a_draw_needs_to_know_the_number_of_tokens_only() -> None:
     pending, known = make_row(4, sampling, output_ids=(30,)), make_row(4, sampling, output_ids=(30, 31))
     pending.expect()
     assert sample(logits, items_of(pending), EOS) == sample(logits, items_of(known), EOS)
+
+
+def test_a_sample_draws_what_its_row_would_with_its_number_added_to_the_seed() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    for sample_idx in range(8):
+        several = Request(8 * 5 + sample_idx, np.arange(4, dtype=np.int32), SamplingParams(temperature=1.0, seed=3),
+                          num_samples=8)  # fmt: skip
+        alone = Request(5, several.token_ids, SamplingParams(temperature=1.0, seed=3 + sample_idx))
+        drawn = [sample(logits, items_of(Sequence(one, 0)), EOS) for one in (several, alone)]
+        assert drawn[0] == drawn[1]
+
+
+def test_samples_of_one_row_follow_the_distribution() -> None:
+    """They are as independent of each other as rows are."""
+    weights = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    requests = [
+        Request(at, np.array([1], dtype=np.int32), SamplingParams(temperature=1.0), num_samples=4000)
+        for at in range(4000)
+    ]
+    items = items_of(*(Sequence(one, 0) for one in requests))
+    drawn = sample(weights.log().expand(4000, 4), items, ())
+    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, weights.numpy(), atol=0.04)
+    pairs = np.bincount(4 * drawn[:-1] + drawn[1:], minlength=16) / 3999
+    np.testing.assert_allclose(pairs, np.outer(weights, weights).reshape(-1), atol=0.04)
 
 
 def test_draws_follow_the_distribution() -> None:

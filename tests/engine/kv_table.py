@@ -3,9 +3,10 @@
     python -m tests.engine.kv_table shared.parquet tree.parquet mixed.parquet
 
 Each file has `input_ids` and `max_new_tokens`, the length at which a row ends; the scheduler does not know it, only the
-longest one of the file. Three tables: how many of the tokens that a perfect prefix tree finds are found (also in a tree
-of 20,000 rows made here); how many slots of the blocks in use are empty; and what a pool costs that is smaller than the
-rows' demand, beside one that admits a row only if it fits at its longest (careful).
+longest one of the file. Four tables: how many of the tokens that a perfect prefix tree finds are found (also in a tree
+of 20,000 rows made here); how many slots of the blocks in use are empty; what a pool costs that is smaller than the
+rows' demand, beside one that admits a row only if it fits at its longest (careful); and what 8 samples of every row
+take, beside samples that share nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ from batchrun.engine.step import Ended, Sampled, ScheduledBatch
 
 _EOS, _OTHER = 2, 7  # tokens
 _BLOCK_SIZE = 16
+_NUM_SAMPLES = 8
 _ROWS_AHEAD = 512  # waiting in the engine, as a worker keeps them
 
 
@@ -93,6 +95,22 @@ def made_tree(num_rows: int, seed: int = 0) -> Workload:
     return workload(f"tree of {num_rows:,} rows", rows)
 
 
+def sampled(work: Workload, num_samples: int) -> Workload:
+    """The same rows, each so many times: neighbours, as the plan has them."""
+    ids = [request.token_ids for request in work.requests for _ in range(num_samples)]
+    keep_lens = [
+        len(request.token_ids) if sample < num_samples - 1 else request.keep_len
+        for request in work.requests
+        for sample in range(num_samples)
+    ]
+    sampling = work.requests[0].sampling
+    requests = tuple(
+        Request(at, prompt, sampling, keep, num_samples=num_samples)
+        for at, (prompt, keep) in enumerate(zip(ids, keep_lens, strict=True))
+    )
+    return Workload(work.name, requests, tuple(np.repeat(work.lengths, num_samples).tolist()))
+
+
 def run(work: Workload, num_blocks: int | None, *, overcommits: bool = True, **options: object) -> Used:
     """Runs the rows to their end in a pool of so many blocks; None: one that holds them all.
 
@@ -153,6 +171,15 @@ def _shortage(work: Workload, demand: int) -> Iterator[str]:
         )
 
 
+def _samples(work: Workload) -> str:
+    several = sampled(work, _NUM_SAMPLES)
+    shared, apart = (run(several, None, shares_prefixes=shares) for shares in (True, False))
+    tokens = (used.counters.computed_tokens for used in (shared, apart))
+    return f"{work.name:24}{shared.peak:>9,}{apart.peak:>10,}{1 - shared.peak / apart.peak:>8.1%}" + "".join(
+        f"{one:>13,}" for one in tokens
+    )
+
+
 def _pace(counters: Counters) -> float:
     """Tokens of a step, without those that had been computed before."""
     return (counters.computed_tokens - counters.recomputed_tokens) / counters.steps
@@ -162,7 +189,7 @@ def _pace(counters: Counters) -> float:
 @click.argument("sources", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--rows", default=20_000, show_default=True, help="Of the tree that is made here; 0: none.")
 def main(sources: tuple[Path, ...], rows: int) -> None:
-    """Print three tables, a line for each pool."""
+    """Print four tables, a line for each pool."""
     works = [from_file(source) for source in sources]
     demands = [run(work, None).peak for work in works]
     click.echo(f"{'prefixes':24}{'pool':>20}{'shared':>12}{'found':>12}")
@@ -180,6 +207,11 @@ def main(sources: tuple[Path, ...], rows: int) -> None:
     for work, demand in zip(works, demands, strict=True):
         for line in _shortage(work, demand):
             click.echo(line)
+    click.echo(
+        f"\n{f'{_NUM_SAMPLES} samples a row':24}{'blocks':>9}{'unshared':>10}{'saved':>8}{'tokens':>13}{'unshared':>13}"
+    )
+    for work in works:
+        click.echo(_samples(work))
 
 
 if __name__ == "__main__":

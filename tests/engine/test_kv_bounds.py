@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.engine.kv_table import Workload, made_tree, run, workload
+from tests.engine.kv_table import Workload, made_tree, run, sampled, workload
 
 
 def mixed(seed: int) -> Workload:
@@ -37,3 +37,26 @@ def test_little_is_computed_again_in_a_pool_that_is_too_small(share: float, most
         assert careful.preemptions == 0
         num_preempted += ours.preemptions
     assert num_preempted > 0
+
+
+@pytest.mark.parametrize("prompt_len", [17, 100, 111, 112, 113, 600])
+def test_samples_of_a_row_share_all_blocks_of_its_prompt_but_the_last(prompt_len: int) -> None:
+    """Which each copies as far as it is filled: only the prompt's last token is computed for each of them. Also in
+    steps that hold no whole prompt."""
+    output_len, num_samples = 21, 8
+    several = sampled(workload("one", [(list(range(prompt_len)), output_len)]), num_samples)
+    used = run(several, None)
+    num_shared = (prompt_len - 1) // 16
+    # The last token of the output is never computed.
+    whole = -(-(prompt_len + output_len - 1) // 16)
+    assert used.peak == num_shared + num_samples * (whole - num_shared)
+    assert used.counters.computed_prompt_tokens == prompt_len + num_samples - 1
+    assert run(several, None, shares_prefixes=False).peak == num_samples * whole
+
+
+def test_samples_need_no_more_room_when_they_are_preempted() -> None:
+    work = sampled(mixed(5), 8)
+    roomy = run(work, None)
+    tight = run(work, roomy.peak // 2).counters
+    assert tight.preemptions > 0
+    assert tight.recomputed_tokens <= 0.05 * tight.computed_tokens
