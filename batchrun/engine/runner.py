@@ -1,9 +1,10 @@
 """Carries out the scheduler's steps with a model's tensors: swap, pack, forward, sample."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from batchrun.engine.batch import Samples, pack
 from batchrun.engine.graphs import CudaRecorder, StepGraphs
+from batchrun.engine.head import Halves
 from batchrun.engine.invariance import require_fixed_kernels
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes, is_out_of_memory
 from batchrun.engine.model import Model
 from batchrun.engine.queues import Event, Queues, queues_of, to_host
+from batchrun.engine.reading import Read, Reading, read
 from batchrun.engine.sampling import sample
-from batchrun.engine.step import Sampled, ScheduledBatch
+from batchrun.engine.step import Launched, Sampled, ScheduledBatch
 from batchrun.engine.swap import HostPool
 from batchrun.engine.workspace import CudaMeter, measure_workspace
 from batchrun.errors import EngineFailed, ModelUnavailable, UsageError
@@ -33,6 +36,7 @@ _SWAP_AT_MOST = 4 << 30
 # Up to so many rows a product on a CPU takes about as long as reading its weights does.
 _FREE_ON_CPU = 8
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class TorchRunner:
         self._queues = queues
         self._graphs = graphs
         self._last: Samples | None = None
+        self._halves: Halves | None = None
         self.block_size = cache.block_size
         self.num_blocks = num_blocks
         self.num_host_slots = host.num_slots
@@ -192,22 +197,39 @@ class TorchRunner:
         return self._graphs.num_recorded if self._graphs is not None else 0
 
     @torch.inference_mode()
-    def launch(self, batch: ScheduledBatch) -> "_Computing":
+    def launch(self, batch: ScheduledBatch) -> Launched:
         """Raises EngineFailed when not even a single token fits the device's memory."""
         for out in batch.swap_outs:
             self._host.copy_out(out.blocks, out.host_slots)
         for back in batch.swap_ins:
             self._host.copy_in(back.host_slots, back.blocks)
-        parts = self._sample(batch) if batch.items else [self._model.place.new_empty(0, dtype=torch.int64)]
+        if batch.reads:
+            return self._launch_reading(batch)
+        parts = self._split(batch, self._sample) if batch.items else [self._model.place.new_empty(0, dtype=torch.int64)]
         tokens = torch.cat(parts)
         self._last = Samples(tokens, {item.sequence: place for place, item in enumerate(batch.sampled)})
         on_host = to_host(tokens)
         return _Computing(on_host, self._queues.compute.record(), self._host, was_split=len(parts) > 1)
 
-    def _sample(self, batch: ScheduledBatch) -> list[Tensor]:
-        """The sampled tokens; more than one tensor: the step was split, for lack of memory."""
+    def _launch_reading(self, batch: ScheduledBatch) -> Launched:
+        parts = self._split(batch, self._read)
+        on_host = tuple(Read(part.items, to_host(part.readings)) for part in parts)
+        return Reading(batch, on_host, self._queues.compute.record(), self._host)
+
+    def _sample(self, batch: ScheduledBatch) -> Tensor:
+        return sample(self._logits(batch), batch.sampled, self._eos_token_ids)
+
+    def _read(self, batch: ScheduledBatch) -> Read:
+        if self._halves is None:
+            self._halves = self._model.halves()
+        forward = pack(batch, self.block_size, self._model.place.device)
+        hidden = self._halves.hidden(forward, self._cache, self._cache.attention.plan(forward.work))
+        return Read(batch.items, read(hidden, batch.items, self._halves.logits))
+
+    def _split(self, batch: ScheduledBatch, compute: Callable[[ScheduledBatch], _Result]) -> list[_Result]:
+        """What `compute` makes of the step; more than one: the step was split, for lack of memory."""
         try:
-            return [sample(self._logits(batch), batch.sampled, self._eos_token_ids)]
+            return [compute(batch)]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -219,7 +241,7 @@ class TorchRunner:
         _log.warning("a step of %d tokens does not fit the device's memory; steps become smaller", batch.num_tokens)
         if self.is_gpu:
             torch.cuda.empty_cache()
-        return [tokens for half in batch.halves() for tokens in self._sample(half)]
+        return [part for half in batch.halves() for part in self._split(half, compute)]
 
     def _logits(self, batch: ScheduledBatch) -> Tensor:
         """[num_sampled, vocab]."""
