@@ -37,7 +37,7 @@ from batchrun.store.durable import storage_errors, write_file
 from batchrun.store.publish import publish
 from batchrun.store.result_files import Shape, check_partitions
 from batchrun.store.store import Store
-from batchrun.tasks.generate import result_schema
+from batchrun.tasks.task import result_schema
 from batchrun.tokenizer import Tokenizer
 from batchrun.tune import simulation
 from batchrun.tune import tune as tuning
@@ -70,6 +70,11 @@ class OpenedJob:
             return schema
         return pa.schema([require_column(schema, name, "--keep-cols") for name in names])
 
+    @property
+    def results(self) -> pa.Schema:
+        """The columns that are added to them."""
+        return result_schema(self.job, self.checkpoint.spec)
+
     def check_partitions(self) -> None:
         """Raises DataError when the values of --partition-by cannot be folders; reads that column once."""
         name = self.job.partition_by
@@ -99,7 +104,7 @@ def plan(job: Job, observe: Observe) -> Plan:
     """
     opened = open_job(job)
     opened.check_partitions()
-    earlier = earlier_job(job, opened.store, opened.identity)
+    earlier = earlier_job(job, opened.store, opened.identity, opened.results)
     with opened.store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
         _take_folder(opened, tokenizer, observe)
@@ -111,13 +116,14 @@ def plan(job: Job, observe: Observe) -> Plan:
 
 
 def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
-    """What the plan will take to run, by what `tune` measured; None where it has not measured this model here.
+    """What the plan will take to run, by what `tune` measured; None where it has not measured this model here, and
+    of tasks that generate nothing.
 
     Kept beside the plan, for the report to hold against what came. Raises StorageFailed when it cannot be.
     """
     spec = _resolve(job).spec
     profile = find(cache_folder(), job, spec)
-    if profile is None:
+    if profile is None or job.task != "generate":
         return None
     estimated = simulation.estimate(job, plan, profile)
     with storage_errors(plan.folder):
@@ -147,7 +153,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
     store = opened.store
     if not store.is_complete or job.overwrite:
         opened.check_partitions()
-    earlier = earlier_job(job, store, opened.identity)
+    earlier = earlier_job(job, store, opened.identity, opened.results)
     observe = Recall(job, store.at, stop).heeded_by(observe)
     with store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
@@ -173,7 +179,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
                 raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
         shape = Shape(job.partition_by, job.file_size)
-        publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened), shape)
+        publish(store, rows, opened.kept, opened.results, _footer(opened), shape)
         observe(_finished("completed", store, plan, ran, began))
         _report(store, observe)
         return _outcome(opened, plan, ran, began)
@@ -200,7 +206,7 @@ def open_job(job: Job) -> OpenedJob:
     files = expand(job.inputs)
     store = Store.open(Path(job.output), overwrite=job.overwrite)
     opened = OpenedJob(job, files, _resolve(job), store)
-    taken = sorted({*opened.kept.names} & {*result_schema(job.output_prefix).names})
+    taken = sorted({*opened.kept.names} & {*opened.results.names})
     if taken:
         raise DataError(
             f"the input has a column {taken[0]!r} and so has the result; give --output-prefix out_, "

@@ -43,7 +43,8 @@ _Result = TypeVar("_Result")
 class RunnerOptions:
     """How a runner is laid out; sizes in bytes, None: chosen from the memory there is.
 
-    A step will have at most `max_num_batched_tokens` tokens of `max_num_seqs` rows; a GPU keeps room for such a one.
+    Rows are read where it `reads`, and continued otherwise. A step will have at most `max_num_batched_tokens` tokens of
+    `max_num_seqs` rows; a GPU keeps room for such a one.
     """
 
     dtype: DTypeName = "auto"
@@ -59,6 +60,7 @@ class RunnerOptions:
     enforce_eager: bool = False
     deterministic: bool = False
     trust_remote_code: bool = False
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,10 @@ class TorchRunner:
         num_blocks: int,
         queues: Queues,
         graphs: StepGraphs | None = None,
+        halves: Halves | None = None,
     ) -> None:
-        """`num_blocks` of the cache's are for sequences; `graphs`, if any, know what the rest is for."""
+        """`num_blocks` of the cache's are for sequences; `graphs`, if any, know what the rest is for. Without the
+        `halves` of the model no row can be read."""
         self._model = model
         self._cache = cache
         self._host = host
@@ -100,7 +104,7 @@ class TorchRunner:
         self._queues = queues
         self._graphs = graphs
         self._last: Samples | None = None
-        self._halves: Halves | None = None
+        self._halves = halves
         self.block_size = cache.block_size
         self.num_blocks = num_blocks
         self.num_host_slots = host.num_slots
@@ -150,7 +154,9 @@ class TorchRunner:
                 f"{pool_bytes} bytes for keys and values hold no block of {options.block_size} tokens "
                 f"({block_bytes} bytes); raise --kv-cache-memory"
             )
-        has_graphs = place.is_cuda and model.attention.supports_graphs and not options.enforce_eager
+        has_graphs = (
+            place.is_cuda and not options.reads and model.attention.supports_graphs and not options.enforce_eager
+        )
         cache = KVCache(num_blocks + has_graphs, options.block_size, model.attention, model.kv_place)
         for index, layer in model.kv_layers.items():
             cache.allocate(index, layer)
@@ -163,7 +169,10 @@ class TorchRunner:
             forward = partial(model.forward_planned, cache)
             graphs = StepGraphs(forward, CudaRecorder(), scratch_slot=num_blocks * options.block_size)
         host = HostPool(cache, swap_space // block_bytes, queues)
-        runner = cls(model, cache, host, eos_token_ids, num_blocks=num_blocks, queues=queues, graphs=graphs)
+        halves = model.halves() if options.reads else None
+        runner = cls(
+            model, cache, host, eos_token_ids, num_blocks=num_blocks, queues=queues, graphs=graphs, halves=halves
+        )
         facts = runner.facts
         _log.info(
             "%s, %s, %s attention; %d blocks of %d tokens for keys and values in %s (%.2f GiB)",
@@ -220,8 +229,7 @@ class TorchRunner:
         return sample(self._logits(batch), batch.sampled, self._eos_token_ids)
 
     def _read(self, batch: ScheduledBatch) -> Read:
-        if self._halves is None:
-            self._halves = self._model.halves()
+        assert self._halves is not None, "rows are read by a runner that was not laid out for it"
         forward = pack(batch, self.block_size, self._model.place.device)
         hidden = self._halves.hidden(forward, self._cache, self._cache.attention.plan(forward.work))
         return Read(batch.items, read(hidden, batch.items, self._halves.logits))

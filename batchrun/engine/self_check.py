@@ -89,7 +89,7 @@ def check(
 def check_halves(module: Any, halves: Halves, attention: Attention, kv_place: Tensor) -> None:
     """Layers and head called apart give the logits that the whole model gives. Raises ModelUnavailable."""
     name = (module.config.architectures or [type(module).__name__])[0]
-    sequence = _sequences(module.get_input_embeddings().num_embeddings)[-1]
+    sequence = _sequences(module.config.get_text_config(decoder=True).vocab_size)[-1]
     cache = KVCache(len(sequence.block_table), _BLOCK_SIZE, attention, kv_place)
     sequence.block_table = list(range(len(sequence.block_table)))
     item = Item(sequence, 0, sequence.num_tokens, samples=True)

@@ -56,14 +56,16 @@ def read_results(parts: list[Path], prefix: str, num_errors: Mapping[str, int]) 
 def _lengths(rows: ds.Dataset, prefix: str) -> tuple[NDArray[np.int64], NDArray[np.int64], Counter[str]]:
     prompts = outputs = np.zeros(1, np.int64)
     reasons = Counter[str]()
-    columns = [prefix + name for name in ("prompt_tokens", "completion_tokens", "finish_reason")]
-    for batch in rows.to_batches(columns=columns):
-        prompt_tokens, output_tokens, reason = batch.columns
-        for counted in pc.value_counts(reason).to_pylist():
-            reasons[counted["values"]] += counted["counts"]
-        is_good = pc.not_equal(reason, "error")
+    wanted = [prefix + name for name in ("prompt_tokens", "error", "completion_tokens", "finish_reason")]
+    for batch in rows.to_batches(columns=[name for name in wanted if name in rows.schema.names]):
+        prompt_tokens, error, *generated = batch.columns
+        is_good = pc.is_null(error)
         prompts = _added(prompts, prompt_tokens.filter(is_good).to_numpy(zero_copy_only=False))
-        outputs = _added(outputs, output_tokens.filter(is_good).to_numpy(zero_copy_only=False))
+        if generated:
+            output_tokens, reason = generated
+            for counted in pc.value_counts(reason).to_pylist():
+                reasons[counted["values"]] += counted["counts"]
+            outputs = _added(outputs, output_tokens.filter(is_good).to_numpy(zero_copy_only=False))
     return prompts, outputs, reasons
 
 
@@ -79,7 +81,7 @@ def _errors(rows: ds.Dataset, prefix: str, num_errors: Mapping[str, int]) -> lis
         return []
     wanted = {name: min(count, _EXAMPLES_OF_A_TYPE) for name, count in num_errors.items()}
     found: defaultdict[str, list[FailedRow]] = defaultdict(list)
-    is_failed = pc.field(prefix + "finish_reason") == "error"
+    is_failed = pc.field(prefix + "error").is_valid()
     for batch in rows.to_batches(columns=[prefix + "row_idx", prefix + "error"], filter=is_failed):
         for row_idx, error in zip(batch.column(0), batch.column(1), strict=True):
             failed = FailedRow(row_idx.as_py(), **error.as_py())

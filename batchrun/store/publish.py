@@ -18,7 +18,7 @@ from batchrun.errors import StorageFailed
 from batchrun.store.durable import new_name, remove, storage_errors, sync_folder, write_file
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import JOB_ID_KEY, read_row_idx
-from batchrun.store.result_files import ResultFiles, Shape
+from batchrun.store.result_files import ResultFiles, Shape, as_read
 from batchrun.store.store import Store
 
 _WINDOW_ROWS = 16_384
@@ -144,7 +144,7 @@ def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], sc
         # The folders' names before their own; the files were synced one by one.
         for folder in (*(path for path in staging.iterdir() if path.is_dir()), staging):
             sync_folder(folder)
-        manifest = {"files": written, "schema": {field.name: str(field.type) for field in schema}}
+        manifest = {"files": written, "schema": {field.name: str(field.type) for field in as_read(schema)}}
         # Before `ready`, so that a published OUT always has its manifest; without OUT a manifest means nothing.
         write_file(at.manifest, json.dumps(manifest, indent=1).encode(), at.tmp)
         staging.rename(at.ready)

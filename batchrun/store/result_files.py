@@ -103,6 +103,13 @@ def partition_field(schema: pa.Schema) -> pa.Field | None:
     return pa.field(footer[_COLUMN_KEY].decode(), pa.type_for_alias(footer[_TYPE_KEY].decode()))
 
 
+def as_read(schema: pa.Schema) -> pa.Schema:
+    """The schema as Parquet gives it back: it has names of its own for what is inside lists."""
+    file = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), file)
+    return pq.read_schema(pa.BufferReader(file.getvalue()))
+
+
 def _without(schema: pa.Schema, column: str) -> pa.Schema:
     """The schema of files in folders that are named by `column`."""
     noted = {_COLUMN_KEY: column, _TYPE_KEY: str(schema.field(column).type)}

@@ -14,8 +14,8 @@ from batchrun.job import Job
 from batchrun.plan.params import merged
 from batchrun.tokenizer import Tokenizer
 
-_ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
-_COLUMNS = pa.schema(
+ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
+COLUMNS = pa.schema(
     [
         pa.field("row_idx", pa.int64(), nullable=False),
         ("text", pa.string()),
@@ -24,7 +24,7 @@ _COLUMNS = pa.schema(
         pa.field("prompt_tokens", pa.int32(), nullable=False),
         pa.field("cached_tokens", pa.int32(), nullable=False),
         pa.field("completion_tokens", pa.int32(), nullable=False),
-        ("error", _ERROR_TYPE),
+        ("error", ERROR_TYPE),
     ]
 )
 
@@ -35,7 +35,8 @@ class PlannedRow:
 
     `shared_len` is how many tokens it shares with the row before it in plan order, `keep_len` with the next row that
     is still to be run. `params` is JSON with the row's own
-    sampling parameters, None for the job's. With an `error` there is nothing to run.
+    sampling parameters, None for the job's; or what it asks beyond its prompt (see `plan.asked`). With an `error` there
+    is nothing to run.
     """
 
     row_idx: int
@@ -59,30 +60,30 @@ class GenerateTask:
         self.sampling = job.sampling
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._column_names = result_schema(job.output_prefix).names
+        self._prefix = job.output_prefix
         self._shares_prefixes = shares_prefixes
 
-    def request(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> Request:
+    def requests(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> tuple[Request, ...]:
         """What to run for a row; `output_ids` it has generated before go on being generated."""
         sampling = merged(self.sampling, row.params)
         room = self._max_model_len - len(row.token_ids)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        return Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids)
+        return (Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids),)
 
-    def fold(self, finished: Sequence[tuple[PlannedRow, Completion]]) -> pa.Table:
-        """The result rows of finished rows and their duplicates; `result_schema`."""
-        texts = self._tokenizer.decode_batch([completion.token_ids for _, completion in finished])
+    def fold(self, finished: Sequence[tuple[PlannedRow, tuple[Completion, ...]]]) -> pa.Table:
+        """The result rows of finished rows and their duplicates; `COLUMNS`."""
+        texts = self._tokenizer.decode_batch([completion.token_ids for _, (completion,) in finished])
         rows = [
             _result(row_idx, completion, text, row.shared_len if self._shares_prefixes else 0)
-            for (row, completion), text in zip(finished, texts, strict=True)
+            for (row, (completion,)), text in zip(finished, texts, strict=True)
             for row_idx in (row.row_idx, *row.duplicates)
         ]
-        return pa.Table.from_pylist(rows, schema=_COLUMNS).rename_columns(self._column_names)
+        return prefixed(pa.Table.from_pylist(rows, schema=COLUMNS), self._prefix)
 
 
-def result_schema(prefix: str) -> pa.Schema:
-    """The columns that the task adds to the input's, known before anything runs."""
-    return pa.schema([field.with_name(prefix + field.name) for field in _COLUMNS])
+def prefixed(rows: pa.Table, prefix: str) -> pa.Table:
+    """The rows with `prefix` before the columns' names."""
+    return rows.rename_columns([prefix + name for name in rows.schema.names])
 
 
 def failed(row: PlannedRow, error: RowError) -> Completion:
