@@ -21,12 +21,12 @@ from batchrun.errors import ModelUnavailable
 class _Computed(nn.Module):
     """Stands for the layers: gives back what they have computed."""
 
-    def __init__(self, hidden: Tensor) -> None:
+    def __init__(self, output: Any) -> None:
         super().__init__()
-        self._hidden = hidden  # [1, num_tokens, hidden_size]
+        self._output = output
 
-    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self._hidden)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._output
 
 
 class Halves:
@@ -36,6 +36,7 @@ class Halves:
         """Raises ModelUnavailable: the model is not made of two."""
         self._module = module
         self._name: str = module.base_model_prefix
+        self._kind: Any = BaseModelOutputWithPast  # what these layers return
         if not isinstance(module._modules.get(self._name), nn.Module):
             raise ModelUnavailable(f"{type(module).__name__} has no layers apart from its head; it can only generate")
 
@@ -44,6 +45,7 @@ class Halves:
         cache.begin(batch, plan)
         layers = self._module._modules[self._name]
         output = layers(input_ids=batch.input_ids, position_ids=batch.positions, cache=cache, use_cache=False)
+        self._kind = type(output)
         hidden: Tensor = output.last_hidden_state[0, batch.sampled]
         return hidden
 
@@ -60,7 +62,7 @@ class Halves:
     @contextmanager
     def _given(self, hidden: Tensor) -> Iterator[None]:
         layers = self._module._modules[self._name]
-        self._module._modules[self._name] = _Computed(hidden)
+        self._module._modules[self._name] = _Computed(self._kind(last_hidden_state=hidden))
         try:
             yield
         finally:

@@ -2,9 +2,9 @@
 
     python -m tests.endurance.against_harness score.parquet --prompt-col prompt --choices-col candidates --limit 8
 
-Every choice behind every prompt is scored by a job with `--task score`, by one with `--task choose`, and by the harness;
-whole texts, in windows, too (`--text-col`). Exit status 1: a log-likelihood differs by more than 1e-4 for each of its
-tokens, or whether a text is the likeliest one.
+Every choice behind every prompt is scored by a job with `--task score`, by one with `--task choose`, and by the
+harness; whole texts, in windows, too (`--text-col`). Exit status 1: a log-likelihood differs by more than 1e-4 for each
+of its tokens, or a label, or whether a text is the likeliest one.
 """
 
 import os
@@ -31,15 +31,13 @@ class Harness:
         from lm_eval.models.huggingface import HFLM
 
         folder = resolve(model, revision=None, cache=cache_folder(), trust_remote_code=False).folder
-        self._model: Any = HFLM(
-            pretrained=str(folder), device="cpu", dtype="float32", batch_size=1, max_length=max_length
-        )
+        place = {"device": "cpu", "dtype": "float32", "batch_size": 1}
+        self._model: Any = HFLM(pretrained=str(folder), max_length=max_length, **place)
 
     def pairs(self, pairs: list[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Log-likelihood of the second text behind the first, and whether each of its tokens is the likeliest."""
-        answers: list[tuple[float, bool]] = self._model.loglikelihood(
-            self._instances("loglikelihood", pairs), disable_tqdm=True
-        )
+        instances = self._instances("loglikelihood", pairs)
+        answers: list[tuple[float, bool]] = self._model.loglikelihood(instances, disable_tqdm=True)
         return answers
 
     def texts(self, texts: list[str]) -> list[float]:
@@ -102,9 +100,7 @@ def main(
         own = [logprob for logprob, _ in theirs[at : at + len(row["choice_logprobs"])]]
         labels += row["label"] == row[choices_col][own.index(max(own))]
         at += len(own)
-    click.echo(
-        f"{labels} of {len(chosen)} labels are the same; {greedy} of {len(pairs)} differ in whether they are greedy"
-    )
+    click.echo(f"{labels} of {len(chosen)} labels are the same; {greedy} of {len(pairs)} texts differ in being greedy")
     sys.exit(1 if found > _TOLERANCE or greedy or labels < len(chosen) else 0)
 
 
