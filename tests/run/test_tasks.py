@@ -176,6 +176,44 @@ def test_columns_that_do_not_fit_are_refused(echo_job):
         job.submit(task="score", target_col="targt")
 
 
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (("score", "--target-col", "target"), r"scores +\d+ target tokens"),
+        (("choose", "--choices-col", "choices"), r"chooses +\d+ tokens of choices · \d+ to compute behind the prompts"),
+        (("embed",), r"embeds +7 rows"),
+    ],
+)
+def test_a_plan_says_what_is_asked(echo_job, task, said):
+    job = echo_job(7)
+    write(job)
+    planned = job.call("plan", str(job.source), "-m", "echo", "-o", str(job.out), "--task", *task)
+    assert planned.returncode == 0, planned.stderr
+    assert re.search(said, planned.stdout), planned.stdout
+    assert "\ntime" not in planned.stdout
+
+
+def test_failed_rows_run_again_and_no_sampling_option_is_taken(echo_job):
+    job = echo_job(8)
+    write(job)
+    job.submit(task="score", target_col="target")
+    before = job.rows()
+    assert job.call("retry", str(job.out)).returncode == 0
+    assert job.rows() == before
+    refused = job.call("retry", str(job.out), "--max-tokens", "5")
+    assert refused.returncode == 2
+    assert "--task score samples nothing" in refused.stderr
+
+
+def test_answers_of_an_earlier_job_are_copied(echo_job, tmp_path):
+    job = echo_job(20)
+    write(job)
+    job.submit(task="choose", choice=CHOICES)
+    outcome = job.submit(task="choose", choice=CHOICES, output=str(tmp_path / "again"), reuse=str(job.out))
+    assert (outcome.reused, outcome.computed_tokens) == (20, 0)
+    assert pq.read_table(tmp_path / "again").to_pylist() == job.rows()
+
+
 def test_python_gives_back_the_kind_it_was_given(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     frame = pd.DataFrame({"prompt": ["one", "two"], "target": ["a", "b"]}, index=[4, 2])
