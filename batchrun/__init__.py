@@ -7,8 +7,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from batchrun.api import choose as choose
+    from batchrun.api import embed as embed
     from batchrun.api import generate as generate
     from batchrun.api import plan as plan
+    from batchrun.api import score as score
     from batchrun.api import submit as submit
     from batchrun.engine.request import SamplingParams as SamplingParams
     from batchrun.errors import BatchrunError as BatchrunError
@@ -18,10 +21,24 @@ _HOMES = {
     "BatchrunError": "batchrun.errors",
     "Job": "batchrun.job",
     "SamplingParams": "batchrun.engine.request",
+    "choose": "batchrun.api",
+    "embed": "batchrun.api",
     "generate": "batchrun.api",
+    "score": "batchrun.api",
     "submit": "batchrun.api",
 }
-__all__ = ["BatchrunError", "Job", "SamplingParams", "__version__", "generate", "plan", "submit"]
+__all__ = [
+    "BatchrunError",
+    "Job",
+    "SamplingParams",
+    "__version__",
+    "choose",
+    "embed",
+    "generate",
+    "plan",
+    "score",
+    "submit",
+]
 
 
 class _Package(ModuleType):

@@ -1,4 +1,6 @@
-"""batchrun from Python: `plan`, `submit` and `generate`, with the command's options as keyword arguments.
+"""batchrun from Python: `plan` and `submit`, and over tables `generate`, `score`, `choose` and `embed`.
+
+Keyword arguments are the command's options.
 
 import batchrun as br
 job = br.submit("tickets.parquet", output="out/triage", template="{{ body }}", max_tokens=64)
@@ -14,7 +16,7 @@ from typing import Any, TypeVar
 from batchrun import frames, lifecycle, planning
 from batchrun.checkpoint import cache_folder
 from batchrun.errors import UsageError
-from batchrun.job import Job
+from batchrun.job import Job, TaskName
 from batchrun.observe.events import Event, Observe
 from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan
@@ -54,9 +56,33 @@ def generate(dataset: T, *, observe: Observe | None = None, **options: Any) -> T
     command's, with underscores. Raises BatchrunError as the command would: also when more rows failed than
     `max_error_rate` allows, or all of them.
     """
+    return _answered(dataset, "generate", observe, options)
+
+
+def score(dataset: T, *, observe: Observe | None = None, **options: Any) -> T:
+    """The rows of `dataset` with the log-likelihood of their `target_col` behind their prompt; otherwise as
+    `generate`."""
+    return _answered(dataset, "score", observe, options)
+
+
+def choose(dataset: T, *, observe: Observe | None = None, **options: Any) -> T:
+    """The rows of `dataset` with the likeliest of `choice` (a list of texts) or of their `choices_col`; otherwise as
+    `generate`."""
+    return _answered(dataset, "choose", observe, options)
+
+
+def embed(dataset: T, *, observe: Observe | None = None, **options: Any) -> T:
+    """The rows of `dataset` with an embedding each; otherwise as `generate`."""
+    return _answered(dataset, "embed", observe, options)
+
+
+def _answered(dataset: T, task: TaskName, observe: Observe | None, options: dict[str, Any]) -> T:
     for name in ("partition_by", "order"):
         if options.get(name) not in (None, "input"):
-            raise UsageError(f"generate() gives the rows back in their order; {name} is for submit()")
+            raise UsageError(f"{task}() gives the rows back in their order; {name} is for submit()")
+    if options.get("task", task) != task:
+        raise UsageError(f"{task}() is for no other task; leave out task={options['task']!r}")
+    options = {**options, "task": task}
     with _temporary_folder() as folder:
         frames.write(dataset, folder / "input.parquet")
         job = _job(folder / "input.parquet", folder / "out", options)

@@ -32,6 +32,7 @@ _ECHO = ModelSpec(
     max_model_len=1_000_000,
     eos_token_ids=(2,),
     digest="echo",
+    hidden_size=4,
 )
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -156,6 +157,7 @@ def _read_spec(folder: Path, name: str, trust_remote_code: bool) -> ModelSpec:
         max_model_len=_max_model_len(facts, folder),
         eos_token_ids=_eos_token_ids(folder, facts),
         digest=sampled_digest([*weights, *texts]),
+        hidden_size=facts.hidden_size,
     )
 
 

@@ -28,9 +28,9 @@ def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> 
         ("prompts", one_line(f"{summary.prompt_tokens:,} tokens · {summary.prompt_source}")),
         ("longest", f"{summary.longest_prompt:,} tokens{row} · {summary.longest_len:,} with its output"),
         ("prefixes", _prefixes(summary, sharing)),
-        ("output", f"at most {summary.max_tokens_total:,} tokens"),
+        _wanted(summary),
         ("KV", _kv(summary)),
-        ("time", _time(estimate)),
+        *([("time", _time(estimate))] if summary.task == "generate" else []),
         ("units", one_line(f"{len(plan.units):,} in {plan.folder}")),
         ("sample", _sample(summary)),
     ]
@@ -66,7 +66,7 @@ def summary_text(outcome: Outcome) -> str:
         [
             *head,
             ("prompts", f"{outcome.prompt_tokens:,} tokens · {hit} · {outcome.computed_tokens:,} computed"),
-            ("output", f"{outcome.output_tokens:,} tokens · {rate:,.1f} tok/s"),
+            *([("output", f"{outcome.output_tokens:,} tokens · {rate:,.1f} tok/s")] if outcome.output_tokens else []),
             *([("guessed", guessed)] if outcome.drafted_tokens else []),
             ("preempted", preempted),
             ("time", f"{duration(outcome.elapsed_s)} · {duration(outcome.run_s)} in the engine · "
@@ -74,6 +74,19 @@ def summary_text(outcome: Outcome) -> str:
             *latency_lines(outcome.latencies.summary()),
         ]
     )  # fmt: skip
+
+
+def _wanted(summary: "PlanSummary") -> tuple[str, str]:
+    """What is to come of the rows."""
+    match summary.task:
+        case "score":
+            return "scores", f"{summary.asked_tokens:,} target tokens"
+        case "choose":
+            tokens = f"{summary.asked_tokens:,} tokens of choices"
+            return "chooses", joined(tokens, f"{summary.max_tokens_total:,} to compute behind the prompts")
+        case "embed":
+            return "embeds", f"{summary.num_unique:,} rows"
+    return "output", f"at most {summary.max_tokens_total:,} tokens"
 
 
 def _prefixes(summary: "PlanSummary", sharing: "Sharing") -> str:

@@ -50,7 +50,7 @@ def _to_arrow(dataset: Any) -> pa.Table:
     if _is(dataset, "datasets", "Dataset"):
         return dataset.with_format("arrow")[:]
     raise UsageError(
-        f"generate() takes a pandas DataFrame, a datasets.Dataset or a pyarrow.Table, not {type(dataset).__name__}; "
+        f"a table is a pandas DataFrame, a datasets.Dataset or a pyarrow.Table, not {type(dataset).__name__}; "
         "for files use submit()"
     )
 

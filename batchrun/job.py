@@ -34,14 +34,14 @@ _DURATION = TypeAdapter(timedelta)
 _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
     "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization",
-    "kv_cache_dtype", "deterministic", "partition_by", "order", "n",
-    "logprobs", "reasoning_start", "reasoning_end",
+    "kv_cache_dtype", "deterministic", "partition_by", "order", "n", "logprobs", "reasoning_start", "reasoning_end",
+    "task", "target_col", "choice", "choices_col", "choice_normalise", "pooling", "embedding_norm",
 )  # fmt: skip
 # Of these, what makes the prompts and the result's shape: jobs that differ in nothing else give equal prompts equal
 # answers.
 _PROMPT_FIELDS = (
     "inputs", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col", "params_col",
-    "keep_cols", "limit", "on_overlong", "output_prefix", "partition_by", "order",
+    "keep_cols", "limit", "on_overlong", "output_prefix", "partition_by", "order", "target_col", "choices_col",
 )  # fmt: skip
 # What may differ when some rows run again: what is decided row by row.
 CHANGEABLE = (*(field.name for field in fields(SamplingParams)), "on_overlong")
@@ -123,6 +123,8 @@ def _by_token(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_comma_separated)]
+TaskName = Literal["generate", "score", "choose", "embed"]
+ChoiceNormalise = Literal["none", "tokens", "bytes"]
 PrefixCaching = Literal["auto", "on", "off"]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -175,6 +177,16 @@ class Job(BaseModel):
         "Prompts", "error", "A prompt that does not fit: row error, cut it, or fail the job."
     )
     output_prefix: str = option("Prompts", "", "Put before the names of the columns that are added.")
+
+    task: TaskName = option("Task", "generate", "What is asked of the model for each row.")
+    target_col: str | None = option("Task", None, "score: column with the text whose probability is wanted.", "COLUMN")
+    choice: Texts = option("Task", (), "choose: one of the texts to choose from (repeatable).")
+    choices_col: str | None = option("Task", None, "choose: column with a row's own list of texts.", "COLUMN")
+    choice_normalise: ChoiceNormalise = option(
+        "Task", "none", "choose: divide a choice's log-likelihood by its length before choices are compared."
+    )
+    pooling: Literal["last", "mean"] = option("Task", "last", "embed: the last token's hidden state, or all tokens'.")
+    embedding_norm: Literal["l2", "none"] = option("Task", "l2", "embed: make every embedding of length 1, or not.")
 
     max_tokens: int = option("Sampling", 256, "Tokens to generate for a row, at most.", ge=1)
     min_tokens: int = option("Sampling", 0, "Tokens before which nothing stops a row.", ge=0)
@@ -309,6 +321,9 @@ class Job(BaseModel):
 
     @property
     def sampling(self) -> SamplingParams:
+        """How the job's rows are sampled; other tasks than `generate` sample nothing."""
+        if self.task != "generate":
+            return SamplingParams(max_tokens=0)
         return SamplingParams(**{field.name: getattr(self, field.name) for field in fields(SamplingParams)})
 
     def fingerprint(self, *, inputs: Mapping[str, Any], model_digest: str) -> dict[str, str]:
@@ -350,9 +365,30 @@ class Job(BaseModel):
             raise ValueError(f"--long-row-tokens needs --schedule chunked; under {self.schedule} prompts are not mixed")
         if self.reuse is not None and self.reuse == self.output:
             raise ValueError(f"--reuse {self.reuse} is the output itself; give the output of an earlier job")
+        self._check_task()
         if self.preemption == "swap" and self.swap_space == 0:
             raise ValueError("--preemption swap needs room to swap to: raise --swap-space above 0")
         return self
+
+    def _check_task(self) -> None:
+        """Raises ValueError: options of another task, or one too few."""
+        owners = {"target_col": "score", "choice": "choose", "choices_col": "choose", "choice_normalise": "choose",
+                  "pooling": "embed", "embedding_norm": "embed", "params_col": "generate", "n": "generate",
+                  "logprobs": "generate", "reasoning_start": "generate", "reasoning_end": "generate"}  # fmt: skip
+        owners |= {field.name: "generate" for field in fields(SamplingParams)}
+        for name, owner in owners.items():
+            if owner != self.task and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"--{name.replace('_', '-')} is for --task {owner}, not {self.task}")
+        if self.task == "score" and self.target_col is None:
+            raise ValueError("--task score needs --target-col: whose probability is wanted")
+        if self.task == "choose" and bool(self.choice) == (self.choices_col is not None):
+            raise ValueError("--task choose needs the choices: --choice for each, or --choices-col")
+        if self.choice and (len(self.choice) < 2 or len({*self.choice}) < len(self.choice) or "" in self.choice):
+            raise ValueError("--choice should be given twice or more, each time with another text")
+        if self.task in ("score", "choose") and self.on_overlong == "truncate-right":
+            raise ValueError(f"--on-overlong truncate-right would cut what --task {self.task} continues; cut left")
+        if self.deterministic and self.task == "embed" and self.pooling == "mean":
+            raise ValueError("--pooling mean adds up what steps give it, so it cannot go with --deterministic")
 
 
 def _from_outside(name: str, setting: Setting) -> object:

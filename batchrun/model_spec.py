@@ -20,6 +20,7 @@ class ModelSpec:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     digest: str
+    hidden_size: int = 0
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values one token occupies: 2 x layers x kv_heads x head_dim x element_bytes."""

@@ -22,7 +22,7 @@ from batchrun.store.result_files import check_partitions
 from batchrun.store.reused import read_reused
 from batchrun.store.samples import published
 from batchrun.store.store import Store
-from batchrun.tasks.generate import result_schema
+from batchrun.tasks.task import result_schema
 from batchrun.tokenizer import Tokenizer
 
 
@@ -56,6 +56,11 @@ class OpenedJob:
             return schema
         return pa.schema([require_column(schema, name, "--keep-cols") for name in names])
 
+    @property
+    def results(self) -> pa.Schema:
+        """The columns that are added to them, as parts have them."""
+        return result_schema(self.job, self.checkpoint.spec)
+
     def check_partitions(self) -> None:
         """Raises DataError when the values of --partition-by cannot be folders; reads that column once."""
         name = self.job.partition_by
@@ -82,7 +87,7 @@ def open_job(job: Job) -> OpenedJob:
     files = expand(job.inputs)
     store = Store.open(job.output, overwrite=job.overwrite)
     opened = OpenedJob(job, files, find_model(job), store)
-    taken = sorted({*opened.kept.names} & {*published(result_schema(job), job.n).names})
+    taken = sorted({*opened.kept.names} & {*published(opened.results, job.n).names})
     if taken:
         raise DataError(
             f"the input has a column {taken[0]!r} and so has the result; give --output-prefix out_, "

@@ -33,7 +33,7 @@ def plan(job: Job, observe: Observe, stop: StopRequest) -> Plan:
     """
     opened = open_job(job)
     opened.check_partitions()
-    earlier = earlier_job(job, opened.store, opened.identity)
+    earlier = earlier_job(job, opened.store, opened.identity, opened.results)
     observe = Recall(job, opened.store.at, stop).heeded_by(giving_way(observe, stop))
     with opened.store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
@@ -47,13 +47,14 @@ def plan(job: Job, observe: Observe, stop: StopRequest) -> Plan:
 
 
 def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
-    """What the plan will take to run, by what `tune` measured; None where it has not measured this model here.
+    """What the plan will take to run, by what `tune` measured; None where it has not measured this model here, and
+    of tasks that generate nothing.
 
     Kept beside the plan, for the report to hold against what came. Raises StorageFailed when it cannot be.
     """
     spec = find_model(job).spec
     profile = find(cache_folder(), job, spec)
-    if profile is None:
+    if profile is None or job.task != "generate":
         return None
     estimated = simulation.estimate(job, plan, profile)
     with storage_errors(plan.folder):

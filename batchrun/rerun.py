@@ -26,7 +26,6 @@ from batchrun.store.durable import new_name
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import read_answered
 from batchrun.store.store import Store
-from batchrun.tasks.generate import result_schema
 from batchrun.tokenizer import Tokenizer
 
 _SEED = 0
@@ -81,6 +80,8 @@ def rerun(output: Path | str, share: float, observe: Observe, stop: StopRequest)
         BatchrunError: as `lifecycle.submit`.
     """
     opened = open_job(stored_job(output))
+    if opened.job.task != "generate":
+        raise UsageError(f"--rerun compares texts, and {output} is of --task {opened.job.task}")
     opened.store.fetch()
     plan = load_plan(opened.store.at.plan)
     if plan is None or not opened.store.is_complete:
@@ -114,7 +115,7 @@ def rerun(output: Path | str, share: float, observe: Observe, stop: StopRequest)
 
 
 def _sample(store: Store, opened: OpenedJob, share: float) -> NDArray[np.int64]:
-    schema = result_schema(opened.job)
+    schema = opened.results
     answered = [read_answered(part, schema) for part in store.at.list_parts()]
     rows = np.sort(np.concatenate([np.empty(0, np.int64), *answered]))
     num_rows = min(len(rows), max(1, round(share * len(rows))))
@@ -134,7 +135,7 @@ def _run(
 def _texts(store: Store, opened: OpenedJob, rows: NDArray[np.int64], tmp: Path) -> list[str | None]:
     spill = new_name(tmp, "runs")
     spill.mkdir()
-    schema = result_schema(opened.job)
+    schema = opened.results
     found = MergedParts(store.at.list_parts(), schema, spill).find(rows)
     assert np.array_equal(row_indices(found), rows), "a row of the sample has no result"
     texts: list[str | None] = found.column(f"{opened.job.output_prefix}text").to_pylist()

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from batchrun.errors import AnswersDiffer, InputMissing, StorageFailed
 from batchrun.job import Job
 from batchrun.observe.events import Message, Observe
+from batchrun.plan.asked import is_foldable
 from batchrun.plan.keys import KEY_TYPE, row_keys
 from batchrun.plan.members import members, num_members
-from batchrun.plan.params import merged
 from batchrun.plan.plan import Plan, Unit, load_plan, read_unit
 from batchrun.store.at_hand import at_hand
 from batchrun.store.durable import new_name, remove, replace_file, storage_errors
@@ -30,21 +30,26 @@ from batchrun.store.parts import read_answered
 from batchrun.store.reused import Reused, read_reused, write_reused
 from batchrun.store.samples import split
 from batchrun.store.store import Store
-from batchrun.tasks.generate import result_schema
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """An earlier job whose answers may be copied; `name` is its OUT as the user calls it."""
+    """An earlier job whose answers may be copied; `name` is its OUT as the user calls it.
+
+    `results` are its columns, `wanted` the same under new names.
+    """
 
     name: str
     at: Layout
     plan: Plan
     results: pa.Schema
+    wanted: pa.Schema
 
 
-def earlier_job(job: Job, store: Store, identity: dict[str, str]) -> Earlier | None:
+def earlier_job(job: Job, store: Store, identity: dict[str, str], results: pa.Schema) -> Earlier | None:
     """The job that `--reuse` names; None where it names none, or where everything was copied already.
+
+    `results` are the columns that this job adds to the input's.
 
     Raises:
         InputMissing: there is no such job, or it has no plan.
@@ -67,8 +72,9 @@ def earlier_job(job: Job, store: Store, identity: dict[str, str]) -> Earlier | N
             f"--reuse {job.reuse}: its answers are not those of this job (differing: {', '.join(differing)}); "
             "give the same options, or leave --reuse out to compute every row"
         )
-    named = job.model_copy(update={"output_prefix": stored["job"]["output_prefix"]})
-    return Earlier(job.reuse, at, plan, result_schema(named))
+    prefix = str(stored["job"]["output_prefix"])
+    own = [field.with_name(prefix + field.name.removeprefix(job.output_prefix)) for field in results]
+    return Earlier(job.reuse, at, plan, pa.schema(own), results)
 
 
 def copy_answers(
@@ -130,7 +136,7 @@ class _Keyed:
             table = read_unit(unit)
             if _is_failed(table):
                 continue
-            keys = row_keys(table, lambda params: merged(job.sampling, params).is_greedy)
+            keys = row_keys(table, is_foldable(job))
             rows.append(row_indices(table))
             prompt.append(keys.prompt)
             answer.append(keys.answer)
@@ -178,7 +184,7 @@ class _Copying:
         self._plan = plan
         self._store = store
         self._shares_prefixes = shares_prefixes
-        self._results = result_schema(job)
+        self._results = earlier.wanted
         self._answers = MergedParts(earlier.at.list_parts(), earlier.results, spill)
 
     def run(self) -> Reused:

@@ -27,7 +27,6 @@ from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
 from batchrun.store.result_files import Shape
 from batchrun.store.store import Store
-from batchrun.tasks.generate import result_schema
 from batchrun.tune.profile import as_tuned, find
 
 _log = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
     began = time.monotonic()
     job, store = opened.job, opened.store
     opened.check_partitions()
-    earlier = earlier_job(job, store, opened.identity)
+    earlier = earlier_job(job, store, opened.identity, opened.results)
     observe = Recall(job, store.at, stop).heeded_by(giving_way(observe, stop))
     with store.lock(job.wait_lock):
         tokenizer = cache(opened.load_tokenizer)
@@ -71,7 +70,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
                 raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
         shape = Shape(job.partition_by, job.file_size, job.order)
-        publish(store, rows, opened.kept, result_schema(job), _footer(opened), shape, job.n)
+        publish(store, rows, opened.kept, opened.results, _footer(opened), shape, job.n)
         observe(_finished("completed", store, plan, ran, began))
         _report(store, observe)
         return replace(

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,8 @@ from batchrun.observe.events import Committed, Observe, RunProgress
 from batchrun.plan.plan import Plan, Unit, read_unit
 from batchrun.stop import AT_ONCE, DRAIN, StopRequest
 from batchrun.store.store import Store
-from batchrun.tasks.generate import GenerateTask, PlannedRow, failed
+from batchrun.tasks.generate import PlannedRow, failed
+from batchrun.tasks.task import Task
 from batchrun.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -45,6 +47,16 @@ class Pace:
     abort_after: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A row in the engine, and what has come of its requests so far."""
+
+    unit: Unit
+    row: PlannedRow
+    num_requests: int
+    completions: list[Completion]
+
+
 @dataclass(slots=True)
 class _Tally:
     """Rows of the input, over this run and those before it, of which `num_before` were done when this one began."""
@@ -60,7 +72,7 @@ class Worker:
     def __init__(
         self,
         engine: Engine,
-        task: GenerateTask,
+        task: Task,
         store: Store,
         observe: Observe,
         stop: StopRequest,
@@ -79,8 +91,8 @@ class Worker:
         self._watchdog = Watchdog(pace.step_timeout_s, self._give_up)
         self.checkpoint_s = 0.0  # spent on saving
         self.recording_s = 0.0  # spent on saying how it goes: progress, series and metrics
-        self._rows: dict[int, tuple[Unit, PlannedRow]] = {}  # in the engine, by row_idx
-        self._finished: defaultdict[Unit, list[tuple[PlannedRow, Completion]]] = defaultdict(list)
+        self._rows: dict[int, _Open] = {}  # in the engine, by row_idx
+        self._finished: defaultdict[Unit, list[tuple[PlannedRow, tuple[Completion, ...]]]] = defaultdict(list)
         before = store.counts()
         self._tally = _Tally(before.rows, before.rows, before.failed)
         self._partial: dict[int, tuple[int, ...]] = {}
@@ -154,16 +166,17 @@ class Worker:
             unit, row = following
             error = row.error or self._verdict(row)
             if error is not None:
-                self._finished[unit].append((row, failed(row, error)))
+                self._finished[unit].append((row, (failed(row, error),)))
                 self._tally.num_failed += row.num_answered
                 self._tally.num_done += row.num_answered
                 continue
             if row.row_idx in self._suspects and self._engine.has_work:
                 self._next = following
                 return True
-            request = self._task.request(row, self._partial.get(row.row_idx, ()))
-            self._rows[row.row_idx] = unit, row
-            self._engine.add(request)
+            requests = self._task.requests(row, self._partial.get(row.row_idx, ()))
+            self._rows[row.row_idx] = _Open(unit, row, len(requests), [])
+            for request in requests:
+                self._engine.add(request)
             if row.row_idx in self._suspects:
                 return True
         return True
@@ -211,18 +224,26 @@ class Worker:
             )
 
     def _put_back(self) -> int:
-        """Takes the rows that have not begun out of the engine; how many."""
+        """Takes what has not begun out of the engine; how many requests. A row without one of its requests is no longer
+        followed: what comes of the others is dropped."""
         waiting = self._engine.stop_admitting()
         for request in waiting:
-            del self._rows[request.row_idx]
+            self._rows.pop(request.row_idx, None)
         return len(waiting)
 
     def _take(self, completion: Completion) -> None:
-        unit, row = self._rows.pop(completion.row_idx)
+        opened = self._rows.get(completion.row_idx)
+        if opened is None:
+            return
+        opened.completions.append(completion)
+        if len(opened.completions) < opened.num_requests:
+            return
+        del self._rows[completion.row_idx]
         self._partial.pop(completion.row_idx, None)
-        self._finished[unit].append((row, completion))
+        row, completions = opened.row, tuple(sorted(opened.completions, key=attrgetter("branch")))
+        self._finished[opened.unit].append((row, completions))
         self._tally.num_done += row.num_answered
-        self._tally.num_failed += row.num_answered if completion.error is not None else 0
+        self._tally.num_failed += row.num_answered if any(one.error is not None for one in completions) else 0
 
     def _commit(self) -> None:
         for unit, finished in self._finished.items():

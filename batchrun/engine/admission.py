@@ -190,31 +190,33 @@ class Admission:
     def _place(self, request: Request, step: NextStep, terms: Terms) -> Prefix | _Refusal:
         """The prefix that a waiting row would start from, or why it does not enter now."""
         tokens = _tokens_of(request)
-        prefix = self._prefix(tokens, step) if self._blocks.shares_prefixes else _NOTHING
+        shareable = tokens[: request.shareable_len(len(tokens)) + 1]
+        prefix = self._prefix(shareable, step) if self._blocks.shares_prefixes else _NOTHING
         num_new = len(tokens) - prefix.num_tokens(self._blocks.block_size)
         if terms.lane.is_long(num_new) and any(terms.lane.is_long(step.rest(other)) for other in self._running):
             return _Refusal.LANE
         expected_len = len(request.token_ids) + self._lengths.expected(request.sampling, len(request.output_ids))
-        return self._checked(prefix, tokens, expected_len, step, terms)
+        return self._checked(prefix, shareable, num_new, expected_len, step, terms)
 
     def _place_again(self, sequence: Sequence, step: NextStep, terms: Terms) -> Prefix | _Refusal:
         """The same for a sequence that had to leave; it has been in the lane already."""
-        tokens = sequence.tokens
         if sequence.swapped is None:
-            prefix = self._prefix(tokens, step)
-            return self._checked(prefix, tokens, self._expected_len(sequence), step, terms)
-        prefix = self._blocks.tree.match(tokens, sequence.swapped.num_computed)
+            shareable = sequence.shareable
+            prefix = self._prefix(shareable, step)
+            num_new = sequence.num_tokens - prefix.num_tokens(self._blocks.block_size)
+            return self._checked(prefix, shareable, num_new, self._expected_len(sequence), step, terms)
+        prefix = self._blocks.tree.match(sequence.tokens, sequence.swapped.num_computed)
         has_room = self._has_room(prefix, self._expected_len(sequence), step)
         return prefix if has_room else _Refusal.ROOM
 
     def _checked(
-        self, prefix: Prefix, tokens: TokenIds, expected_len: int, step: NextStep, terms: Terms
+        self, prefix: Prefix, tokens: TokenIds, num_new: int, expected_len: int, step: NextStep, terms: Terms
     ) -> Prefix | _Refusal:
-        """`prefix`, unless it is better to wait or there is no room."""
+        """`prefix`, unless it is better to wait or there is no room. `num_new` tokens are to be computed behind it."""
         num_matched = prefix.num_tokens(self._blocks.block_size)
         if not terms.fills_batch and self._is_being_computed(tokens, num_matched, step):
             return _Refusal.PREFIX
-        if terms.is_whole and not step.is_empty and len(tokens) - num_matched > step.budget:
+        if terms.is_whole and not step.is_empty and num_new > step.budget:
             return _Refusal.STEP
         return prefix if self._has_room(prefix, expected_len, step) else _Refusal.ROOM
 

@@ -42,7 +42,7 @@ class ForwardBatch:
     slots: Tensor  # int64 [num_tokens], where each token's keys and values go: block * block_size + offset
     copy_sources: Tensor  # int64 [num_copies], slots
     copy_targets: Tensor  # int64 [num_copies], slots
-    sampled: Tensor  # int64 [num_sampled], the packed tokens whose logits choose a next one
+    sampled: Tensor  # int64 [num_sampled], the packed tokens behind which one is chosen, or something is read
     buffer: Tensor  # int64 [num_integers]
     work: Work
 
@@ -73,7 +73,7 @@ def pack(
     slots = table[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
     firsts = np.cumsum(q_lens) - q_lens
     sampled = np.array(
-        [first + choice.num_tokens - 1 for first, item in zip(firsts, items, strict=True) for choice in item.choices],
+        [first + place for first, item in zip(firsts, items, strict=True) for place in _looked_behind(item)],
         np.int64,
     )
     copies = np.array(batch.slot_copies, dtype=np.int64).reshape(-1, 2)
@@ -105,6 +105,13 @@ def pack(
             block_size=block_size,
         ),
     )
+
+
+def _looked_behind(item: Item) -> list[int]:
+    """The item's tokens behind which one is chosen, or something is read; counted from its first."""
+    if item.sequence.request.reads is not None:
+        return [int(position) - item.start for position in item.read_positions]
+    return [choice.num_tokens - 1 for choice in item.choices]
 
 
 def _padded(values: NDArray[np.int64], length: int, fill: int) -> NDArray[np.int64]:

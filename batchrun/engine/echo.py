@@ -11,12 +11,13 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from batchrun.engine.request import TokenIds, TokenLogprob
+from batchrun.engine.request import PooledHidden, TokenIds, TokenLogprob, TokenLogprobs
 from batchrun.engine.sequence import PENDING, Sequence
 from batchrun.engine.step import Ended, Item, Sampled, ScheduledBatch
 
 FIRST_BYTE = 3  # ids below are padding, beginning and end of text
 EOS_TOKEN_ID = 2
+HIDDEN_SIZE = 4
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", dtype=np.uint8)
 _UNREAD = -1
 
@@ -65,8 +66,11 @@ class EchoRunner:
         self._sampled = dict(chosen)
         tokens = np.array([token for _, token in chosen], dtype=np.int32)
         logprobs = tuple(_certain(token, sequence.request.num_logprobs) for sequence, token in chosen)
+        readings = tuple(self._read(item) for item in batch.items) if batch.reads else ()
         swapped = batch.num_swapped * self.block_bytes
-        return Ended(Sampled(tokens, swapped, logprobs=tuple(one for one in logprobs if one is not None)))
+        return Ended(
+            Sampled(tokens, swapped, logprobs=tuple(one for one in logprobs if one is not None), readings=readings)
+        )
 
     def _write(self, slots: NDArray[np.int64], item: Item) -> None:
         positions = np.arange(item.start, item.end)
@@ -75,6 +79,10 @@ class EchoRunner:
         if tokens[-1] == PENDING:
             tokens[-1] = self._sampled[item.sequence]
         slots[blocks * self.block_size + positions % self.block_size] = entries(tokens, item.start)
+
+    def _read(self, item: Item) -> NDArray[np.float64]:
+        context = self._pool[item.sequence.block_table].reshape(-1)[: item.end]
+        return read(context, item)
 
     def _next(self, item: Item) -> int:
         read = self._pool[item.sequence.block_table].reshape(-1)[: item.end]
@@ -100,6 +108,30 @@ def _certain(token: int, num_logprobs: int | None) -> TokenLogprob | None:
     if num_logprobs is None:
         return None
     return TokenLogprob(0.0, 1, *(((token,), (0.0,)) if num_logprobs else ()))
+
+
+def read(context: NDArray[np.int64], item: Item) -> NDArray[np.float64]:
+    """What is read in an item whose context is this; as a runner has it."""
+    reads = item.sequence.request.reads
+    if isinstance(reads, TokenLogprobs):
+        own = item.reading_span
+        pairs = zip(reads.positions[own].tolist(), reads.token_ids[own].tolist(), strict=True)
+        return np.array([logprob(context[: position + 1], token) for position, token in pairs]).reshape(-1, 2)
+    assert isinstance(reads, PooledHidden), "nothing is to be read"
+    states = [hidden(context[: position + 1]) for position in item.read_positions.tolist()]
+    return np.sum(states, axis=0) if states else np.empty(0)
+
+
+def logprob(context: NDArray[np.int64], token: int) -> tuple[float, float]:
+    """Of a token behind this context, and whether it counts as the likeliest; no sum of them is rounded."""
+    digest = zlib.crc32(token.to_bytes(4, "little"), zlib.crc32(context.tobytes()))
+    return -(digest % 4096) / 256, float(digest >> 12 & 1)
+
+
+def hidden(context: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[HIDDEN_SIZE], what stands for the state behind this context; no sum of them is rounded."""
+    digest = zlib.crc32(context.tobytes())
+    return np.array([1 + (digest >> 8 * part & 0xFF) for part in range(HIDDEN_SIZE)], np.float64)
 
 
 def answer(prompt: TokenIds, max_tokens: int, mean_output_len: int, ends_at: Iterable[int]) -> list[int]:

@@ -175,7 +175,7 @@ class Engine:
         """Forgets the waiting rows, which nobody has begun; they are returned."""
         requests = self.scheduler.admission.close()
         for request in requests:
-            self._stopwatch.forget(request.row_idx)
+            self._stopwatch.forget(request.key)
         return requests
 
     def in_flight(self) -> tuple[InFlight, ...]:

@@ -43,7 +43,7 @@ def _failure(config: SchedulerConfig, runner: Runner, rows: Rows[Sequence]) -> E
     scheduler = Scheduler(replace(config, num_host_slots=0, num_free_tokens=0))
     for row in rows:
         request, output_ids = row.request, tuple(row.output_ids.tolist())
-        sampling = replace(request.sampling, max_tokens=len(output_ids) + 1)
+        sampling = replace(request.sampling, max_tokens=len(output_ids) + 1)  # what is read has no output
         scheduler.add(replace(request, sampling=sampling, output_ids=output_ids))
     while scheduler.has_work:
         batch = scheduler.schedule()

@@ -13,10 +13,11 @@ from torch import Tensor
 from batchrun.engine.attention import NAME, paged_attention, run_packed
 from batchrun.engine.batch import ForwardBatch
 from batchrun.engine.fusion import fuse, round_weights
+from batchrun.engine.head import Halves
 from batchrun.engine.invariance import prove_invariance
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.memory import trim_heap
-from batchrun.engine.self_check import Checked, Expected, check, expect
+from batchrun.engine.self_check import Checked, Expected, check, check_halves, expect
 from batchrun.errors import ModelUnavailable
 from batchrun.quiet import quiet_transformers
 from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, check_kv_dtype, native, select
@@ -52,6 +53,12 @@ class Model:
         self.place = place
         self.kv_place = kv_place
         self._module = module
+
+    def halves(self) -> Halves:
+        """Layers and head apart; raises ModelUnavailable when that is not the same as the whole."""
+        halves = Halves(self._module)
+        check_halves(self._module, halves, self.attention, self.kv_place)
+        return halves
 
     @classmethod
     def load(

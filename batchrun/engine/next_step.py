@@ -71,7 +71,14 @@ class NextStep:
     def freeze(self) -> ScheduledBatch:
         """The step as it is to be carried out."""
         items = tuple(
-            Item(sequence, sequence.num_computed, count, count == sequence.gap, self.num_guessed.get(sequence, 0))
+            Item(
+                sequence,
+                sequence.num_computed,
+                count,
+                samples=count == sequence.gap and sequence.request.reads is None,
+                num_draft=self.num_guessed.get(sequence, 0),
+                read_from=sequence.read_end,
+            )
             for sequence, count in self.counts.items()
         )
         copies = tuple((source, destination) for destination, source in self._copied_from.items())

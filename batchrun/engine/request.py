@@ -13,6 +13,7 @@ from batchrun.errors import RowError
 
 FinishReason = Literal["stop", "length", "repetition", "error", "abort"]
 TokenIds = NDArray[np.int32]  # [num_tokens]
+Pooling = Literal["last", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,33 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """To read: the log-probability of token `token_ids[i]` behind the row's token `positions[i]`.
+
+    Several tokens may be read at one position; the row's last position is one of them.
+    """
+
+    positions: NDArray[np.int32]  # [num_read], ascending
+    token_ids: TokenIds  # [num_read]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledHidden:
+    """To read: the hidden state behind the last layer's norm, of the last token or the mean over all."""
+
+    pooling: Pooling
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One row for the engine.
+    """One row for the engine, or one of several branches of a row.
 
     `keep_len` is the length of the prefix that this row shares with the row after it in plan order:
     nothing behind it has a future reader. `output_ids` are tokens generated before a resume. Where each row of the
     input has `num_samples`, `row_idx` counts all of them, those of one row together. With `num_logprobs` the completion
     has the log-probability of each token, and as many of the likeliest ones. `bad_words` are those of `sampling` as
-    tokens. Where there is a `reasoning_end`, stop strings and tokens count behind this text only.
+    tokens. Where there is a `reasoning_end`, stop strings and tokens count behind this text only. A request that
+    `reads` generates nothing: it is finished when its tokens are computed.
     """
 
     row_idx: int
@@ -73,6 +93,8 @@ class Request:
     num_logprobs: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     reasoning_end: str | None = None
+    reads: TokenLogprobs | PooledHidden | None = None
+    branch: int = 0
 
     @property
     def needs_known_tokens(self) -> bool:
@@ -90,9 +112,26 @@ class Request:
         return self.sampling.seed + self.row_idx % self.num_samples
 
     @property
+    def key(self) -> tuple[int, int]:
+        """Which request it is."""
+        return self.row_idx, self.branch
+
+    def shareable_len(self, num_tokens: int, read_end: int = 0) -> int:
+        """Of how many of its first `num_tokens` keys and values may come from elsewhere: the next one has to be
+        computed, for what is chosen or read behind it. Positions below `read_end` have been read.
+        """
+        match self.reads:
+            case TokenLogprobs(positions):
+                unread = positions[np.searchsorted(positions, read_end) :]
+                return int(unread[0]) if len(unread) else num_tokens - 1
+            case PooledHidden(pooling="mean"):
+                return read_end
+        return num_tokens - 1
+
+    @property
     def max_len(self) -> int:
         """Prompt and output together, at most; tokens."""
-        return len(self.token_ids) + self.sampling.max_tokens
+        return len(self.token_ids) + (0 if self.reads is not None else self.sampling.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +149,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the engine has to say of one row; `stop_reason` is the stop string or stop token id that ended it.
+    """What the engine has to say of one request; `stop_reason` is the stop string or stop token id that ended it.
 
     `logprobs` are those of `token_ids`, where the request asks for them. The text before a stop string has `text_len`
-    characters.
+    characters. `readings` is what was to be read: of `TokenLogprobs` a log-probability and 1 where no token is
+    likelier, else 0 (float64 [num_read, 2]); of `PooledHidden` the pooled state (float64 [hidden_size]).
     """
 
     row_idx: int
@@ -124,3 +164,10 @@ class Completion:
     error: RowError | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     text_len: int | None = None
+    branch: int = 0
+    readings: NDArray[np.float64] | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Of which request."""
+        return self.row_idx, self.branch

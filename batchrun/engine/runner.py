@@ -1,9 +1,10 @@
 """Carries out the scheduler's steps with a model's tensors: swap, pack, forward, sample."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -11,14 +12,16 @@ from torch import Tensor
 
 from batchrun.engine.batch import Samples, pack
 from batchrun.engine.graphs import CudaRecorder, StepGraphs
+from batchrun.engine.head import Halves
 from batchrun.engine.invariance import require_fixed_kernels
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.logprobs import Logprobs, joined, logprobs_of
 from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes, is_out_of_memory
 from batchrun.engine.model import Model
 from batchrun.engine.queues import Event, Queues, queues_of, to_host
+from batchrun.engine.reading import Read, Reading, read
 from batchrun.engine.sampling import sample
-from batchrun.engine.step import Sampled, ScheduledBatch
+from batchrun.engine.step import Launched, Sampled, ScheduledBatch
 from batchrun.engine.swap import HostPool
 from batchrun.engine.workspace import CudaMeter, measure_workspace
 from batchrun.errors import EngineFailed, ModelUnavailable, UsageError
@@ -34,13 +37,15 @@ _SWAP_AT_MOST = 4 << 30
 # Up to so many rows a product on a CPU takes about as long as reading its weights does.
 _FREE_ON_CPU = 8
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
     """How a runner is laid out; sizes in bytes, None: chosen from the memory there is.
 
-    A step will have at most `max_num_batched_tokens` tokens of `max_num_seqs` rows; a GPU keeps room for such a one.
+    Rows are read where it `reads`, and continued otherwise. A step will have at most `max_num_batched_tokens` tokens of
+    `max_num_seqs` rows; a GPU keeps room for such a one.
     """
 
     dtype: DTypeName = "auto"
@@ -56,6 +61,7 @@ class RunnerOptions:
     enforce_eager: bool = False
     deterministic: bool = False
     trust_remote_code: bool = False
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +94,10 @@ class TorchRunner:
         num_blocks: int,
         queues: Queues,
         graphs: StepGraphs | None = None,
+        halves: Halves | None = None,
     ) -> None:
-        """`num_blocks` of the cache's are for sequences; `graphs`, if any, know what the rest is for."""
+        """`num_blocks` of the cache's are for sequences; `graphs`, if any, know what the rest is for. Without the
+        `halves` of the model no row can be read."""
         self._model = model
         self._cache = cache
         self._host = host
@@ -97,6 +105,7 @@ class TorchRunner:
         self._queues = queues
         self._graphs = graphs
         self._last: Samples | None = None
+        self._halves = halves
         self.block_size = cache.block_size
         self.num_blocks = num_blocks
         self.num_host_slots = host.num_slots
@@ -146,7 +155,9 @@ class TorchRunner:
                 f"{pool_bytes} bytes for keys and values hold no block of {options.block_size} tokens "
                 f"({block_bytes} bytes); raise --kv-cache-memory"
             )
-        has_graphs = place.is_cuda and model.attention.supports_graphs and not options.enforce_eager
+        has_graphs = (
+            place.is_cuda and not options.reads and model.attention.supports_graphs and not options.enforce_eager
+        )
         cache = KVCache(num_blocks + has_graphs, options.block_size, model.attention, model.kv_place)
         for index, layer in model.kv_layers.items():
             cache.allocate(index, layer)
@@ -159,7 +170,10 @@ class TorchRunner:
             forward = partial(model.forward_planned, cache)
             graphs = StepGraphs(forward, CudaRecorder(), scratch_slot=num_blocks * options.block_size)
         host = HostPool(cache, swap_space // block_bytes, queues)
-        runner = cls(model, cache, host, eos_token_ids, num_blocks=num_blocks, queues=queues, graphs=graphs)
+        halves = model.halves() if options.reads else None
+        runner = cls(
+            model, cache, host, eos_token_ids, num_blocks=num_blocks, queues=queues, graphs=graphs, halves=halves
+        )
         facts = runner.facts
         _log.info(
             "%s, %s, %s attention; %d blocks of %d tokens for keys and values in %s (%.2f GiB)",
@@ -193,13 +207,16 @@ class TorchRunner:
         return self._graphs.num_recorded if self._graphs is not None else 0
 
     @torch.inference_mode()
-    def launch(self, batch: ScheduledBatch) -> "_Computing":
+    def launch(self, batch: ScheduledBatch) -> Launched:
         """Raises EngineFailed when not even a single token fits the device's memory."""
         for out in batch.swap_outs:
             self._host.copy_out(out.blocks, out.host_slots)
         for back in batch.swap_ins:
             self._host.copy_in(back.host_slots, back.blocks)
-        parts = self._sample(batch) if batch.items else [_Chosen(self._model.place.new_empty(0, dtype=torch.int64))]
+        if batch.reads:
+            return self._launch_reading(batch)
+        nothing = _Chosen(self._model.place.new_empty(0, dtype=torch.int64))
+        parts = self._split(batch, self._sample) if batch.items else [nothing]
         tokens = torch.cat([part.tokens for part in parts])
         logprobs = [part.logprobs.on_host() for part in parts if part.logprobs is not None]
         self._last = Samples(tokens, {item.sequence: place for place, item in enumerate(batch.sampled)})
@@ -207,15 +224,29 @@ class TorchRunner:
         ended = self._queues.compute.record()
         return _Computing(on_host, logprobs, ended, self._host, was_split=len(parts) > 1)
 
-    def _sample(self, batch: ScheduledBatch) -> "list[_Chosen]":
-        """The sampled tokens; more than one part: the step was split, for lack of memory."""
+    def _launch_reading(self, batch: ScheduledBatch) -> Launched:
+        parts = self._split(batch, self._read)
+        on_host = tuple(Read(part.items, to_host(part.readings)) for part in parts)
+        return Reading(batch, on_host, self._queues.compute.record(), self._host)
+
+    def _sample(self, batch: ScheduledBatch) -> "_Chosen":
+        logits = self._logits(batch)
+        num_top = batch.items[0].sequence.request.num_logprobs
+        # A copy: what is masked for sampling counts all the same.
+        raw = logits.clone() if num_top is not None else None
+        tokens = sample(logits, batch.sampled, self._eos_token_ids)
+        return _Chosen(tokens, None if raw is None or num_top is None else logprobs_of(raw, tokens, num_top))
+
+    def _read(self, batch: ScheduledBatch) -> Read:
+        assert self._halves is not None, "rows are read by a runner that was not laid out for it"
+        forward = pack(batch, self.block_size, self._model.place.device)
+        hidden = self._halves.hidden(forward, self._cache, self._cache.attention.plan(forward.work))
+        return Read(batch.items, read(hidden, batch.items, self._halves.logits))
+
+    def _split(self, batch: ScheduledBatch, compute: Callable[[ScheduledBatch], _Result]) -> list[_Result]:
+        """What `compute` makes of the step; more than one: the step was split, for lack of memory."""
         try:
-            logits = self._logits(batch)
-            num_top = batch.items[0].sequence.request.num_logprobs
-            # A copy: what is masked for sampling counts all the same.
-            raw = logits.clone() if num_top is not None else None
-            tokens = sample(logits, batch.sampled, self._eos_token_ids)
-            return [_Chosen(tokens, None if raw is None or num_top is None else logprobs_of(raw, tokens, num_top))]
+            return [compute(batch)]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -227,7 +258,7 @@ class TorchRunner:
         _log.warning("a step of %d tokens does not fit the device's memory; steps become smaller", batch.num_tokens)
         if self.is_gpu:
             torch.cuda.empty_cache()
-        return [part for half in batch.halves() for part in self._sample(half)]
+        return [part for half in batch.halves() for part in self._split(half, compute)]
 
     def _logits(self, batch: ScheduledBatch) -> Tensor:
         """[num_sampled, vocab]."""

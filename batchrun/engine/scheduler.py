@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import repeat
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchrun.engine.admission import Admission
 from batchrun.engine.block_manager import BlockManager
 from batchrun.engine.lane import Lane
@@ -108,7 +111,7 @@ class Scheduler:
         if step.preempted is not None:
             self.admission.put_back(step.preempted)
         batch = step.freeze()
-        if not batch.items and not any(sequence.has_pending for sequence in self.begun):
+        if not batch.items and not any(sequence.has_pending or sequence.is_full for sequence in self.begun):
             raise EngineFailed(f"no sequence can be scheduled: {self.description}")
         self.blocks.unpin()
         self._advance(batch)
@@ -118,6 +121,7 @@ class Scheduler:
         """From here on the step's tokens are computed, for all that is scheduled after it."""
         for item in batch.items:
             item.sequence.num_computed = item.end
+            item.sequence.read_end = max(item.sequence.read_end, item.end)
             if item.samples:
                 item.sequence.expect()
         self.counters.swapped_bytes += batch.num_swapped * self.config.block_bytes
@@ -135,6 +139,10 @@ class Scheduler:
             chosen = [next(tokens) for _ in item.choices]
             if chosen and not item.sequence.is_finished:
                 completion = self._take(item, chosen, find_stop)
+                completions += [completion] if completion is not None else []
+        for item, reading in zip(batch.items, sampled.readings, strict=bool(sampled.readings)):
+            if len(reading) and not item.sequence.is_finished:
+                completion = self._take_reading(item, reading)
                 completions += [completion] if completion is not None else []
         self._count_step(batch)
         if sampled.was_split:
@@ -168,6 +176,14 @@ class Scheduler:
                 sequence.drop_draft()
                 self.blocks.shrink(sequence)
         return completion
+
+    def _take_reading(self, item: Item, reading: NDArray[np.float64]) -> Completion | None:
+        """What was read in an item becomes its sequence's, which ends with its last token."""
+        sequence = item.sequence
+        if not np.isfinite(reading).all():
+            return self._finish(sequence, "error", None, _NOT_FINITE)
+        sequence.take(reading, item.end)
+        return self._finish(sequence, "length", None) if item.end == sequence.num_tokens else None
 
     def start_over(self) -> tuple[Sequence, ...]:
         """Keys and values are lost: every begun sequence waits to be computed again. They are returned."""
@@ -229,7 +245,8 @@ class Scheduler:
         self.blocks.release(sequence)
         sequence.is_finished = True
         self.speculation.forget(sequence)
-        if error is None:
+        reads = sequence.request.reads is not None
+        if error is None and not reads:
             self.lengths.observe(len(sequence.output_ids))
         self.counters.rows_finished += 1
         self.admission.look_again()
@@ -242,6 +259,8 @@ class Scheduler:
             error=error,
             logprobs=tuple(sequence.logprobs),
             text_len=sequence.text_len if isinstance(stop, str) else None,
+            branch=sequence.request.branch,
+            readings=sequence.pooled if reads and error is None else None,
         )
 
     def _count_step(self, batch: ScheduledBatch) -> None:

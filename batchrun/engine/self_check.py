@@ -14,6 +14,7 @@ from torch import Tensor
 
 from batchrun.engine.attention import run_packed
 from batchrun.engine.batch import pack
+from batchrun.engine.head import Halves
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.sequence import Sequence
@@ -82,6 +83,25 @@ def check(
     is_exact = expected.place.dtype == kv_place.dtype == torch.float32 and not rounds
     _check_logits(name, torch.cat(packed), torch.cat(expected.logits), is_exact)
     return Checked(cache.layers, frozenset().union(*(mask.features for mask in cache.masks)))
+
+
+@torch.inference_mode()
+def check_halves(module: Any, halves: Halves, attention: Attention, kv_place: Tensor) -> None:
+    """Layers and head called apart give the logits that the whole model gives. Raises ModelUnavailable."""
+    name = (module.config.architectures or [type(module).__name__])[0]
+    sequence = _sequences(module.config.get_text_config(decoder=True).vocab_size)[-1]
+    cache = KVCache(len(sequence.block_table), _BLOCK_SIZE, attention, kv_place)
+    sequence.block_table = list(range(len(sequence.block_table)))
+    item = Item(sequence, 0, sequence.num_tokens, samples=True)
+    batch = pack(ScheduledBatch((item,)), _BLOCK_SIZE, kv_place.device)
+    batch = replace(batch, sampled=torch.arange(sequence.num_tokens, device=kv_place.device))
+    try:
+        whole = run_packed(module, batch, cache, attention.plan(batch.work))
+        apart = halves.logits(halves.hidden(batch, cache, attention.plan(batch.work)))
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelUnavailable(f"{name} cannot be read without generating: {reason}") from error
+    _check_logits(name, apart, whole, is_exact=whole.dtype == torch.float32)
 
 
 def _sequences(vocab_size: int) -> list[Sequence]:

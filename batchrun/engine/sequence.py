@@ -8,9 +8,10 @@ sample counts already, though nobody on the host knows which one it is.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchrun.engine.radix import Node
-from batchrun.engine.request import Request, TokenIds, TokenLogprob
+from batchrun.engine.request import PooledHidden, Request, TokenIds, TokenLogprob, TokenLogprobs
 
 PENDING = -1  # stands for a token that is being sampled
 
@@ -37,7 +38,9 @@ class Sequence:
     `num_lost` tokens had been computed when the sequence was last preempted. The first `num_known` tokens are known;
     behind them are those that steps in flight sample. Between a step and its end, `num_draft` tokens behind the known
     ones are guesses that the step will prove or not. `logprobs` are those of the tokens generated, if asked for.
-    `is_answering`: it does not reason (any more). `text_len` is where a stop string begins in its text.
+    `is_answering`: it does not reason (any more). `text_len` is where a stop string begins in its text. Of a sequence
+    that is read, positions below `read_end` are in steps that were scheduled, and `readings` holds what came of those
+    that ended, up to `taken_end`.
     """
 
     __slots__ = (
@@ -57,8 +60,11 @@ class Sequence:
         "num_preemptions",
         "num_published",
         "num_tokens",
+        "read_end",
+        "readings",
         "request",
         "swapped",
+        "taken_end",
         "text_len",
     )
 
@@ -83,6 +89,8 @@ class Sequence:
         self.num_published = 0
         self.is_last_reader = False
         self.swapped: Swapped | None = None
+        self.read_end = self.taken_end = 0
+        self.readings: list[NDArray[np.float64]] = []
 
     @property
     def tokens(self) -> TokenIds:
@@ -119,8 +127,31 @@ class Sequence:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has as many tokens as it may have; the last ones may be pending."""
+        """Whether it has as many tokens as it may have; the last ones may be pending. Of one that is read: whether all
+        of it is computed, or will be by the steps in flight."""
+        if self.request.reads is not None:
+            return self.gap == 0
         return self.output_len >= self.request.sampling.max_tokens
+
+    @property
+    def shareable(self) -> TokenIds:
+        """The tokens that may be shared, and the next one; a view."""
+        return self.tokens[: self.request.shareable_len(self.num_tokens, self.read_end) + 1]
+
+    @property
+    def pooled(self) -> NDArray[np.float64]:
+        """What was read of it; see `Completion`."""
+        reads = self.request.reads
+        if isinstance(reads, TokenLogprobs):
+            return np.concatenate(self.readings)
+        assert isinstance(reads, PooledHidden), "nothing was to be read"
+        total: NDArray[np.float64] = np.sum(self.readings, axis=0)
+        return total / self.num_tokens if reads.pooling == "mean" else total
+
+    def take(self, reading: NDArray[np.float64], end: int) -> None:
+        """What a step has read up to the position `end`."""
+        self.readings.append(reading)
+        self.taken_end = max(self.taken_end, end)
 
     def guess(self, tokens: TokenIds) -> None:
         """Appends a draft of what may follow; nothing may be pending."""
@@ -148,6 +179,7 @@ class Sequence:
         """Nothing of it is computed any more, and what was being sampled or guessed is not known."""
         self.num_tokens = self.num_known
         self.num_draft = 0
+        self.read_end = self.taken_end
         self.num_lost = max(self.num_lost, min(self.num_computed, self.num_known))
         self.num_computed = 0
         self.num_preemptions += 1

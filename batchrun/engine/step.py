@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchrun.engine.request import TokenIds, TokenLogprob
+from batchrun.engine.request import PooledHidden, TokenIds, TokenLogprob, TokenLogprobs
 from batchrun.engine.sequence import Sequence
 
 NO_TOKEN = -1  # stands for a token where the model's logits were not finite
@@ -19,7 +19,8 @@ class Item:
     All earlier positions are in the cache (or are being written in this same step by another item); the
     sequence's `block_table` covers every position up to the end. `samples` is true when the last of these
     tokens is the sequence's last one, so that its logits choose the next token. The last `num_draft` tokens are a
-    guess: a token is chosen before each of them, too.
+    guess: a token is chosen before each of them, too. Of a sequence that is read, the positions below `read_from`
+    have been read before.
     """
 
     sequence: Sequence
@@ -27,6 +28,7 @@ class Item:
     num_tokens: int
     samples: bool
     num_draft: int = 0
+    read_from: int = 0
 
     @property
     def end(self) -> int:
@@ -41,6 +43,28 @@ class Item:
     def output_len(self) -> int:
         """Tokens that the sequence had generated before this step."""
         return self.end - self.sequence.prompt_len
+
+    @property
+    def read_positions(self) -> NDArray[np.int32]:
+        """The sequence's positions behind which this item is to be read; ascending, each once."""
+        reads, start = self.sequence.request.reads, max(self.start, self.read_from)
+        match reads:
+            case TokenLogprobs():
+                own = reads.positions[self.reading_span]
+                return own[np.flatnonzero(np.diff(own, prepend=-1))]
+            case PooledHidden(pooling="mean"):
+                return np.arange(start, self.end, dtype=np.int32)
+            case PooledHidden() if self.end == self.sequence.num_tokens:
+                return np.array([self.end - 1], dtype=np.int32)
+        return np.empty(0, np.int32)
+
+    @property
+    def reading_span(self) -> slice:
+        """Which entries of the sequence's `TokenLogprobs` are read in this item."""
+        reads = self.sequence.request.reads
+        assert isinstance(reads, TokenLogprobs), reads
+        first, end = np.searchsorted(reads.positions, [max(self.start, self.read_from), self.end])
+        return slice(int(first), int(end))
 
     @property
     def choices(self) -> "tuple[Item, ...]":
@@ -104,6 +128,11 @@ class ScheduledBatch:
         return tuple(choice for item in self.items for choice in item.choices)
 
     @property
+    def reads(self) -> bool:
+        """Whether rows are read in it. The rows of a job are all read, or none is."""
+        return any(item.sequence.request.reads is not None for item in self.items)
+
+    @property
     def can_be_halved(self) -> bool:
         """A token cannot, nor a row with what is guessed of it."""
         return len(self.items) > 1 or (self.num_tokens > 1 and not self.items[0].num_draft)
@@ -136,8 +165,10 @@ class ScheduledBatch:
 class Sampled:
     """The tokens chosen in a step, or `NO_TOKEN`, one for each of `ScheduledBatch.sampled`, in that order.
 
-    `logprobs` are as many where the rows ask for them, else none. `swap_bytes` took `swap_seconds`: copies that ended
-    since the last step that reported any. `was_split`: there was not the memory to compute the step at once.
+    `logprobs` are as many where the rows ask for them, else none. `readings` has for each of the step's items, where
+    rows are read, what was read in it: as in `Completion`, but of a pooled state the sum over the item. `swap_bytes`
+    took `swap_seconds`: copies that ended since the last step that reported any. `was_split`: there was not the memory
+    to compute the step at once.
     """
 
     tokens: NDArray[np.int32]  # [num_sampled]
@@ -145,6 +176,7 @@ class Sampled:
     swap_seconds: float = 0.0
     was_split: bool = False
     logprobs: tuple[TokenLogprob, ...] = ()
+    readings: tuple[NDArray[np.float64], ...] = ()
 
 
 class Launched(Protocol):

@@ -16,7 +16,7 @@ from batchrun.plan.plan import Plan
 from batchrun.plan.sharing import decide
 from batchrun.stop import StopRequest
 from batchrun.store.store import Store
-from batchrun.tasks.generate import GenerateTask
+from batchrun.tasks.task import make_task
 from batchrun.tokenizer import Tokenizer
 from batchrun.worker import Pace, Worker
 
@@ -68,7 +68,6 @@ def run(
         DataError: a row needs more KV than the pool holds.
     """
     spec = checkpoint.spec
-    max_model_len = min(job.max_model_len or spec.max_model_len, spec.max_model_len)
     _log.info("loading %s", spec.name)
     runner = build_runner(job, checkpoint)
     sharing = decide(job.prefix_caching, plan.summary)
@@ -87,7 +86,7 @@ def run(
             is_gpu=runner.is_gpu,
         )
     )
-    task = GenerateTask(job, tokenizer, max_model_len, shares_prefixes=sharing.is_on)
+    task = make_task(job, tokenizer, spec, shares_prefixes=sharing.is_on)
     pace = Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout, job.abort_after)
     worker = Worker(engine, task, store, observe, stop, pace)
     began = time.monotonic()
@@ -152,5 +151,6 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
         enforce_eager=job.enforce_eager,
         deterministic=job.deterministic,
         trust_remote_code=job.trust_remote_code,
+        reads=job.task != "generate",
     )
     return TorchRunner.build(checkpoint, options)

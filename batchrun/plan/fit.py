@@ -48,8 +48,10 @@ class Fit:
             return text
         return text[-num_chars:] if self.on_overlong == "truncate-left" else text[:num_chars]
 
-    def apply(self, row: int, ids: "TokenIds", bos: int | None) -> "TokenIds | RowError":
+    def apply(self, row: int, ids: "TokenIds", bos: int | None, given: int | None = None) -> "TokenIds | RowError":
         """The ids that run, without a doubled BOS; a cut prompt keeps its BOS.
+
+        Behind them come `given` tokens, the last of which is not computed; None: an answer of unknown length.
 
         Raises:
             DataError: too long, and the job is to fail then.
@@ -58,17 +60,19 @@ class Fit:
             ids = ids[1:]
         if not len(ids):
             return RowError("empty_prompt", f"row {row}: the prompt has no tokens; fill it or filter the row out")
-        if len(ids) <= self.max_prompt_len:
+        longest = self.max_prompt_len if given is None else self.max_model_len + 1 - given
+        cut_len = self.cut_len if given is None else longest
+        if len(ids) <= longest:
             return ids
-        if self.on_overlong == "truncate-right":
-            return ids[: self.cut_len]
-        if self.on_overlong == "truncate-left":
-            kept = ids[-self.cut_len :].copy()
+        if self.on_overlong == "truncate-right" and longest > 0:
+            return ids[:cut_len]
+        if self.on_overlong == "truncate-left" and longest > 0:
+            kept = ids[-cut_len:].copy()
             if bos is not None and ids[0] == bos:
                 kept[0] = bos
             return kept
         message = (
-            f"row {row}: the prompt has at least {len(ids):,} tokens, more than the {self.max_prompt_len:,} that "
+            f"row {row}: the prompt has at least {len(ids):,} tokens, more than the {max(longest, 0):,} that "
             f"--max-model-len {self.max_model_len:,} has room for; shorten it, or --on-overlong truncate-left"
         )
         if self.on_overlong == "fail":

@@ -42,6 +42,8 @@ class PlanSummary:
     prompt_source: str
     sample: str  # the rendered prompt of `sample_row`
     sample_row: int | None
+    task: str = "generate"
+    asked_tokens: int = 0  # whose probability is wanted
 
     @property
     def num_errors(self) -> int:

@@ -1,6 +1,5 @@
 """Makes a plan: every row rendered, tokenised, put in order, cut into units, and counted, before a weight is loaded."""
 
-import functools
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,12 +13,12 @@ from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed
 from batchrun.observe.events import Observe, PlanProgress
+from batchrun.plan.asked import is_foldable, size_of
 from batchrun.plan.cells import row_numbers
 from batchrun.plan.estimate import PeakTokens, element_bytes
 from batchrun.plan.fit import effective_max_model_len
 from batchrun.plan.ids import UniqueIds
 from batchrun.plan.order import Order, OrderedRows
-from batchrun.plan.params import merged
 from batchrun.plan.plan import Plan, PlanSummary, sync_path, write_plan
 from batchrun.plan.prefixes import write_prefixes
 from batchrun.plan.prompt import PromptRenderer, Rendered
@@ -28,7 +27,6 @@ from batchrun.plan.source import InputFiles, require_column, scan
 from batchrun.plan.units import Unit, UnitWriter
 
 if TYPE_CHECKING:
-    from batchrun.engine.request import SamplingParams
     from batchrun.job import Job
     from batchrun.model_spec import ModelSpec
     from batchrun.tokenizer import Tokenizer
@@ -102,6 +100,7 @@ class _Tally:
     longest_len: int = 0
     sample: str = ""
     sample_row: int | None = None
+    asked_tokens: int = 0
 
 
 class _Planner:
@@ -123,7 +122,8 @@ class _Planner:
         self._observe = observe
         self._kv_bytes_per_token = spec.kv_bytes_per_token(element_bytes(job))
         self._max_model_len = effective_max_model_len(job, spec)
-        self._sampling = functools.lru_cache(maxsize=4096)(functools.partial(merged, job.sampling))
+        self._size = size_of(job)
+        self._is_foldable = is_foldable(job)
         self._scratch = staging / "scratch"
         self._order = Order(self._scratch)
         self._writer = UnitWriter(staging)
@@ -180,6 +180,7 @@ class _Planner:
             kv_bytes_per_token=self._kv_bytes_per_token,
             peak_kv_bytes=self._peak.tokens * self._kv_bytes_per_token,
             prompt_source=self._renderer.label,
+            task=self._job.task,
         )
         return Plan(self._folder, summary, tuple(units))
 
@@ -213,14 +214,9 @@ class _Planner:
             if tally.sample_row is None:
                 tally.sample, tally.sample_row = rendered.sample or "", int(rendered.row_idx[good[0]])
 
-    def _is_foldable(self, params: str | None) -> bool:
-        """Greedy rows with equal tokens have equal answers; a sampled row has its own randomness."""
-        sampling: SamplingParams = self._sampling(params)
-        return sampling.is_greedy
-
     def _output_len(self, params: Iterable[str | None], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        wanted = np.fromiter((self._sampling(each).max_tokens for each in params), dtype=np.int64, count=len(lengths))
-        return np.minimum(wanted, self._max_model_len - lengths)
+        wanted = np.fromiter((self._size(each).output_len for each in params), dtype=np.int64, count=len(lengths))
+        return np.minimum(wanted, np.maximum(self._max_model_len - lengths, 0))
 
     def _count(self, rows: OrderedRows, shared: NDArray[np.int64], output_len: NDArray[np.int64]) -> None:
         tally, lengths = self._tally, rows.lengths
@@ -237,7 +233,9 @@ class _Planner:
                 int(lengths[longest]),
                 int(rows.row_idx[longest]) // self._samples.num,
             )
-        tally.longest_len = max(tally.longest_len, int((lengths + output_len).max()))
+        # A longer text is computed in windows.
+        tally.longest_len = max(tally.longest_len, min(int((lengths + output_len).max()), self._max_model_len))
+        tally.asked_tokens += sum(self._size(params).num_asked for params in rows.params)
 
 
 def _ignore(event: object) -> None:

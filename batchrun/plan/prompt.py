@@ -12,11 +12,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.errors import DataError, RowError, UsageError
+from batchrun.plan.asked import asked_choices, asked_target
 from batchrun.plan.batch_requests import CUSTOM_ID, BatchRequests
 from batchrun.plan.cells import column_values, row_numbers
+from batchrun.plan.continuations import Continuations, Joined, continuations, join, prefix_token
 from batchrun.plan.fit import MARGIN_TOKENS, Fit
 from batchrun.plan.params import ParamsReader, can_hold_params, check_token_ids
-from batchrun.plan.prompt_source import MessagesColumn, prompt_source
+from batchrun.plan.prompt_source import MessagesColumn, has_prompt, prompt_source
 from batchrun.plan.source import require_column
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ _TOKENISED_CHARS = 8 << 20
 class Rendered:
     """A batch of rows after rendering; all lists have one entry a row.
 
-    A failed row has an error and no tokens. `params` is the canonical JSON of the row's own sampling parameters.
+    A failed row has an error and no tokens. `params` is the canonical JSON of the row's own sampling parameters, or
+    what it asks beyond its prompt (see `asked`).
     `sample` is the text of the first row that did not fail.
     """
 
@@ -61,11 +64,18 @@ class PromptRenderer:
             UsageError: chat options that the model cannot serve, or a length beyond the model's.
         """
         self._tokenizer = tokenizer
+        self._task = job.task
         self._source = prompt_source(job, schema)
+        # A text without a prompt is scored as it is, each token behind those before it.
+        self._is_rolling = job.task == "score" and not has_prompt(job, schema)
+        self._continuations: Continuations | None = None if self._is_rolling else continuations(job, schema)
         self._uses_chat = tokenizer.has_chat_template if job.chat == "auto" else job.chat == "on"
+        self._uses_chat = self._uses_chat and not self._is_rolling
         self._check_chat(job, spec.name)
         self._system = job.system
         self._params_col = job.params_col
+        if job.task != "generate" and always:
+            raise UsageError(f"{', '.join(always)}: --task {job.task} samples nothing that these could change")
         try:
             check_token_ids(job.sampling, spec.vocab_size)
         except ValueError as error:
@@ -82,7 +92,8 @@ class PromptRenderer:
     def columns(self) -> tuple[str, ...]:
         """The input columns that `render` reads."""
         params = () if self._params_col is None else (self._params_col,)
-        return tuple(dict.fromkeys((*self._source.columns, *params)))
+        asked = () if self._continuations is None else self._continuations.columns
+        return tuple(dict.fromkeys((*self._source.columns, *params, *asked)))
 
     @property
     def id_column(self) -> str | None:
@@ -92,7 +103,10 @@ class PromptRenderer:
     @property
     def label(self) -> str:
         """What the prompts are made of, for people."""
-        return self._source.label + (", chat template" if self._uses_chat else "")
+        if self._is_rolling:
+            return f"whole texts of {self._source.label}"
+        asked = "" if self._continuations is None else f", {self._continuations.label}"
+        return self._source.label + (", chat template" if self._uses_chat else "") + asked
 
     def render(self, batch: pa.RecordBatch) -> Rendered:
         """Every row of the batch (as `source.scan` yields it), in order.
@@ -102,19 +116,70 @@ class PromptRenderer:
         """
         rows = row_numbers(batch)
         params, errors = self._row_params(batch)
+        asked = self._asked(batch, errors)
         texts = self._texts(batch, errors)
         token_ids: list[TokenIds] = [np.empty(0, dtype=np.int32)] * len(rows)
         sample: str | None = None
         good = [index for index, error in enumerate(errors) if error is None]
-        for index, ids in zip(good, self._tokenise([texts[index] for index in good]), strict=True):
-            outcome = self._fit.apply(int(rows[index]), ids, self._tokenizer.bos_token_id)
+        tokenised = self._joined([texts[index] for index in good], [asked[index] for index in good])
+        for index, joined in zip(good, tokenised, strict=True):
+            outcome = self._fitted(int(rows[index]), joined)
             if isinstance(outcome, RowError):
                 errors[index] = outcome
                 continue
             token_ids[index] = outcome
+            params[index] = self._said(joined, asked[index], params[index])
             sample = sample if sample is not None else texts[index]
         params = [None if error else text for text, error in zip(params, errors, strict=True)]
         return Rendered(rows, token_ids, params, errors, sample)
+
+    def _asked(self, batch: pa.RecordBatch, errors: list[RowError | None]) -> list[tuple[str, ...]]:
+        """The texts behind each row's prompt, none where none are asked for; adds to `errors`."""
+        nothing: list[tuple[str, ...]] = [()] * len(batch)
+        if self._continuations is None:
+            return nothing
+        for index, texts in enumerate(self._continuations.read(batch)):
+            if isinstance(texts, RowError):
+                errors[index] = errors[index] or texts
+            else:
+                nothing[index] = texts
+        return nothing
+
+    def _joined(self, texts: list[str], asked: list[tuple[str, ...]]) -> Iterator[Joined]:
+        """The tokens of each text, and of what is behind it."""
+        if self._continuations is not None:
+            probes = [self._fit.probe(text) for text in texts]
+            yield from join(self._tokenizer, probes, asked, add_special_tokens=not self._uses_chat)
+        elif self._is_rolling:
+            first = prefix_token(self._tokenizer)
+            for chunk in _chunks(texts):
+                for ids in self._tokenizer.encode(chunk, add_special_tokens=False):
+                    yield Joined(first, [ids])
+        else:
+            for ids in self._tokenise(texts):
+                yield Joined(ids, [])
+
+    def _fitted(self, row: int, joined: Joined) -> "TokenIds | RowError":
+        """The tokens to plan for a row: its prompt, and the text that is to be scored."""
+        if any(not len(ids) for ids in joined.endings):
+            what = "text has no tokens" if self._is_rolling else "text behind the prompt has no tokens of its own"
+            return RowError("empty_prompt", f"row {row}: the {what}; give it more, or begin it with a space")
+        if self._is_rolling:
+            return np.concatenate([joined.prompt, *joined.endings])
+        given = max((len(ids) for ids in joined.endings), default=1 if self._task == "embed" else None)
+        outcome = self._fit.apply(row, joined.prompt, self._tokenizer.bos_token_id, given)
+        if isinstance(outcome, RowError) or self._task != "score":
+            return outcome
+        return np.concatenate([outcome, *joined.endings])
+
+    def _said(self, joined: Joined, texts: tuple[str, ...], params: str | None) -> str | None:
+        """What goes with the tokens into the plan."""
+        match self._task:
+            case "score":
+                return asked_target(len(joined.endings[0]))
+            case "choose":
+                return asked_choices(texts, joined.endings)
+        return params
 
     def _check_chat(self, job: "Job", model: str) -> None:
         if self._uses_chat and not self._tokenizer.has_chat_template:

@@ -33,12 +33,24 @@ class PromptSource(Protocol):
         ...
 
 
+def has_prompt(job: "Job", schema: pa.Schema) -> bool:
+    """Whether the job names a prompt or the input has a column that is taken for one."""
+    is_named = any(given is not None for given in (job.template, job.messages_col, job.prompt_col))
+    return is_named or any(name in schema.names and name != job.target_col for name in _DEFAULT_COLUMNS)
+
+
 def prompt_source(job: "Job", schema: pa.Schema) -> "TextColumn | MessagesColumn | BatchRequests | TemplatePrompt":
     """The source that the job names; when it names none, batch requests or a column called prompt, messages or text.
+
+    Where whole texts are scored, which have no prompt, it is these texts.
 
     Raises:
         DataError: a column that is missing or of the wrong type, or a template that does not fit the columns.
     """
+    if job.task != "generate" and is_batch_schema(schema):
+        raise DataError(f"OpenAI batch requests are for --task generate, not {job.task}; make columns of them")
+    if job.task == "score" and job.target_col is not None and not has_prompt(job, schema):
+        return TextColumn(job.target_col, schema, "--target-col")
     if job.template is not None:
         return TemplatePrompt(job.template, schema)
     if job.messages_col is not None:
@@ -48,7 +60,7 @@ def prompt_source(job: "Job", schema: pa.Schema) -> "TextColumn | MessagesColumn
     if is_batch_schema(schema):
         return BatchRequests()
     for name in _DEFAULT_COLUMNS:
-        if name in schema.names:
+        if name in schema.names and name != job.target_col:
             return MessagesColumn(name, schema) if name == "messages" else TextColumn(name, schema)
     names = ", ".join(schema.names[:20])
     raise DataError(f"no column is called prompt, messages or text; say --prompt-col, --messages-col or -t ({names})")
@@ -57,12 +69,12 @@ def prompt_source(job: "Job", schema: pa.Schema) -> "TextColumn | MessagesColumn
 class TextColumn:
     """The column's text, as it is."""
 
-    def __init__(self, name: str, schema: pa.Schema) -> None:
+    def __init__(self, name: str, schema: pa.Schema, option: str = "--prompt-col") -> None:
         """Raises DataError: no such column, or it holds no text."""
-        field = require_column(schema, name, "--prompt-col")
+        field = require_column(schema, name, option)
         if not is_text(field.type):
             remedy = f"-t '{{{{ {name} }}}}' makes text of it"
-            raise DataError(f"--prompt-col: column {name!r} is {field.type}, not text; {remedy}")
+            raise DataError(f"{option}: column {name!r} is {field.type}, not text; {remedy}")
         self._name = name
         self.columns = (name,)
         self.label = f"column {name!r}"

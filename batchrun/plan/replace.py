@@ -188,6 +188,7 @@ def _joined(left: PlanSummary, fresh: PlanSummary) -> PlanSummary:
         unique_prompt_tokens=left.unique_prompt_tokens + fresh.unique_prompt_tokens,
         duplicate_tokens=left.duplicate_tokens + fresh.duplicate_tokens,
         max_tokens_total=left.max_tokens_total + fresh.max_tokens_total,
+        asked_tokens=left.asked_tokens + fresh.asked_tokens,
         longest_prompt=longest.longest_prompt,
         longest_prompt_row=longest.longest_prompt_row,
         longest_len=max(left.longest_len, fresh.longest_len),

@@ -58,14 +58,17 @@ def read_results(parts: list[Path], prefix: str, num_errors: Mapping[str, int], 
 def _lengths(parts: list[Path], prefix: str) -> tuple[NDArray[np.int64], NDArray[np.int64], Counter[str]]:
     prompts = outputs = np.zeros(1, np.int64)
     reasons = Counter[str]()
-    columns = [prefix + name for name in ("prompt_tokens", "completion_tokens", "finish_reason", "error")]
+    columns = [prefix + name for name in ("prompt_tokens", "error", "completion_tokens", "finish_reason")]
     for batch in _batches(parts, columns):
-        prompt_tokens, output_tokens, reason, error = (batch.column(name) for name in columns)
-        for counted in reason.value_counts().to_pylist():
-            reasons[counted["values"]] += counted["counts"]
+        # The last two are there where text was generated.
+        prompt_tokens, error, *generated = (batch.column(name) for name in columns if name in batch.schema.names)
         is_good = error.is_null()
         prompts = _added(prompts, prompt_tokens.filter(is_good).to_numpy(zero_copy_only=False))
-        outputs = _added(outputs, output_tokens.filter(is_good).to_numpy(zero_copy_only=False))
+        if generated:
+            output_tokens, reason = generated
+            for counted in reason.value_counts().to_pylist():
+                reasons[counted["values"]] += counted["counts"]
+            outputs = _added(outputs, output_tokens.filter(is_good).to_numpy(zero_copy_only=False))
     return prompts, outputs, reasons
 
 

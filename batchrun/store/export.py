@@ -153,6 +153,8 @@ def _batch_lines(result: _Result) -> Iterator[dict[str, Any]]:
     Of a row of which only some samples failed the others are there.
     """
     names, id_column = result.schema.names, result.job["id_col"]
+    if (task := result.job.get("task", "generate")) != "generate":
+        raise DataError(f"the openai-batch form has texts that were generated, and the job is of --task {task}")
     if id_column is not None and id_column not in names:
         raise DataError(f"the result has no column {id_column!r}, which is the --id-col; --keep-cols left it out")
     if id_column is None:

@@ -16,7 +16,7 @@ from batchrun.job import Job
 from batchrun.plan.params import merged
 from batchrun.tokenizer import Tokenizer
 
-_ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
+ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
 _TOP_TYPE = pa.list_(pa.struct([("token_id", pa.int32()), ("logprob", pa.float32())]))
 _LOGPROBS_TYPE = pa.list_(
     pa.struct([("token_id", pa.int32()), ("logprob", pa.float32()), ("rank", pa.int32()), ("top_logprobs", _TOP_TYPE)])
@@ -30,7 +30,7 @@ _COLUMNS = pa.schema(
         pa.field("prompt_tokens", pa.int32(), nullable=False),
         pa.field("cached_tokens", pa.int32(), nullable=False),
         pa.field("completion_tokens", pa.int32(), nullable=False),
-        ("error", _ERROR_TYPE),
+        ("error", ERROR_TYPE),
     ]
 )
 _REASONING = pa.field("reasoning", pa.string())
@@ -44,7 +44,8 @@ class PlannedRow:
 
     `shared_len` is how many tokens it shares with the row before it in plan order, `keep_len` with the next row that
     is still to be run. `params` is JSON with the row's own
-    sampling parameters, None for the job's. With an `error` there is nothing to run.
+    sampling parameters, None for the job's; or what it asks beyond its prompt (see `plan.asked`). With an `error` there
+    is nothing to run.
     """
 
     row_idx: int
@@ -71,8 +72,8 @@ class GenerateTask:
         self._num_logprobs = job.logprobs
         self._reasoning_start, self._reasoning_end = job.reasoning_start, job.reasoning_end
         self._bad_words = cache(partial(_bad_words, tokenizer))
-        self._columns = _columns(job)
-        self._column_names = result_schema(job).names
+        self._prefix = job.output_prefix
+        self._columns = columns(job)
         self._shares_prefixes = shares_prefixes
         self.num_samples = job.n
 
@@ -81,12 +82,12 @@ class GenerateTask:
         """Whether a row can go on from saved tokens: without their log-probabilities it starts again."""
         return self._num_logprobs is None
 
-    def request(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> Request:
+    def requests(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> tuple[Request, ...]:
         """What to run for a row; `output_ids` it has generated before go on being generated."""
         sampling = merged(self.sampling, row.params)
         room = self._max_model_len - len(row.token_ids)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        return Request(
+        request = Request(
             row.row_idx,
             row.token_ids,
             sampling,
@@ -97,16 +98,17 @@ class GenerateTask:
             bad_words=self._bad_words(sampling.bad_words),
             reasoning_end=self._reasoning_end,
         )
+        return (request,)
 
-    def fold(self, finished: Sequence[tuple[PlannedRow, Completion]]) -> pa.Table:
-        """The result rows of finished rows and their duplicates; `result_schema`."""
-        texts = self._tokenizer.decode_batch([completion.token_ids for _, completion in finished])
+    def fold(self, finished: Sequence[tuple[PlannedRow, tuple[Completion, ...]]]) -> pa.Table:
+        """The result rows of finished rows and their duplicates; `columns`."""
+        texts = self._tokenizer.decode_batch([completion.token_ids for _, (completion,) in finished])
         rows = [
             _result(row_idx, completion, self._split(text, completion), row.shared_len if self._shares_prefixes else 0)
-            for (row, completion), text in zip(finished, texts, strict=True)
+            for (row, (completion,)), text in zip(finished, texts, strict=True)
             for row_idx in (row.row_idx, *row.duplicates)
         ]
-        return pa.Table.from_pylist(rows, schema=self._columns).rename_columns(self._column_names)
+        return prefixed(pa.Table.from_pylist(rows, schema=self._columns), self._prefix)
 
     def _split(self, text: str, completion: Completion) -> "_Text":
         """The text up to a stop string, without and with what it reasons before it answers.
@@ -141,17 +143,17 @@ def _bad_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int,
     return tuple(found)
 
 
-def result_schema(job: Job) -> pa.Schema:
-    """The columns that the task adds to the input's, known before anything runs."""
-    return pa.schema([field.with_name(job.output_prefix + field.name) for field in _columns(job)])
-
-
-def _columns(job: Job) -> pa.Schema:
-    """The same without a prefix."""
+def columns(job: Job) -> pa.Schema:
+    """The result's, known before anything runs."""
     *others, error = _COLUMNS
     reasoning = [_REASONING] if job.reasoning_end is not None else []
     logprobs = _LOGPROB_COLUMNS if job.logprobs is not None else ()
     return pa.schema([*others, *reasoning, *logprobs, error])
+
+
+def prefixed(rows: pa.Table, prefix: str) -> pa.Table:
+    """The rows with `prefix` before the columns' names."""
+    return rows.rename_columns([prefix + name for name in rows.schema.names])
 
 
 def failed(row: PlannedRow, error: RowError) -> Completion:

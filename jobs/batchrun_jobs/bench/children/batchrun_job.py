@@ -17,7 +17,8 @@ from batchrun.tasks.generate import GenerateTask, PlannedRow
 if TYPE_CHECKING:
     from batchrun_jobs.bench.contract import Answered, Given
 
-_Fold = Callable[[GenerateTask, Sequence[tuple[PlannedRow, Completion]]], pa.Table]
+_Finished = Sequence[tuple[PlannedRow, tuple[Completion, ...]]]
+_Fold = Callable[[GenerateTask, _Finished], pa.Table]
 
 
 def run(given: "Given") -> "Answered":
@@ -73,8 +74,8 @@ class _Answers:
     def kept(self, fold: _Fold) -> _Fold:
         """`fold`, which also keeps what goes through it."""
 
-        def folded(task: GenerateTask, finished: Sequence[tuple[PlannedRow, Completion]]) -> pa.Table:
-            for row, completion in finished:
+        def folded(task: GenerateTask, finished: _Finished) -> pa.Table:
+            for row, (completion,) in finished:
                 for row_idx in (row.row_idx, *row.duplicates):
                     assert row.token_ids.tolist() == self._prompt_ids[row_idx], f"row {row_idx} has other tokens"
                     self.token_ids[row_idx] = list(map(int, completion.token_ids))

@@ -1,0 +1,90 @@
+"""What a row asks beyond its prompt, as it travels through a plan: text in the place of sampling parameters.
+
+Written when a row is planned and read when it runs; canonical, so that equal rows compare equal.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from batchrun.plan.params import merged
+
+if TYPE_CHECKING:
+    from batchrun.engine.request import TokenIds
+    from batchrun.job import Job
+
+_KEPT = 4096  # distinct texts whose meaning is remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A text to choose, and its tokens behind the prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Tokens that a row needs room for behind those planned for it, and those whose probability it asks for."""
+
+    output_len: int
+    num_asked: int
+
+
+def asked_target(num_tokens: int) -> str:
+    """The last `num_tokens` of the row's tokens are to be scored."""
+    return json.dumps({"target_tokens": num_tokens})
+
+
+def target_tokens(asked: str) -> int:
+    """What `asked_target` was given."""
+    return int(json.loads(asked)["target_tokens"])
+
+
+def asked_choices(texts: tuple[str, ...], token_ids: "list[TokenIds]") -> str:
+    """One of these texts is to be chosen; `token_ids` are theirs, in that order."""
+    pairs = [[text, ids.tolist()] for text, ids in zip(texts, token_ids, strict=True)]
+    return json.dumps({"choices": pairs}, ensure_ascii=False, separators=(",", ":"))
+
+
+def choices_of(asked: str) -> tuple[Choice, ...]:
+    """What `asked_choices` was given."""
+    return tuple(Choice(text, tuple(ids)) for text, ids in json.loads(asked)["choices"])
+
+
+def contexts_of(choices: tuple[Choice, ...]) -> list[tuple[int, ...]]:
+    """The beginnings of the choices behind which a token is asked for, sorted: the inner nodes of their trie."""
+    return sorted({choice.token_ids[:end] for choice in choices for end in range(len(choice.token_ids))})
+
+
+def size_of(job: "Job") -> Callable[[str | None], Size]:
+    """What a row's text asks for, under this job's task."""
+    match job.task:
+        case "generate":
+            sampling = partial(merged, job.sampling)
+            return lru_cache(_KEPT)(lambda asked: Size(sampling(asked).max_tokens, 0))
+        case "score":
+            return lru_cache(_KEPT)(lambda asked: Size(0, target_tokens(asked or "")))
+        case "choose":
+            return lru_cache(_KEPT)(_size_of_choices)
+        case "embed":
+            return lambda asked: Size(0, 0)
+
+
+def is_foldable(job: "Job") -> Callable[[str | None], bool]:
+    """Whether rows with equal tokens and this text have equal answers; a sampled row has its own randomness."""
+    if job.task != "generate":
+        return lambda asked: True
+    sampling = partial(merged, job.sampling)
+    return lru_cache(_KEPT)(lambda asked: sampling(asked).is_greedy)
+
+
+def _size_of_choices(asked: str | None) -> Size:
+    choices = choices_of(asked or "")
+    # The prompt's own end is one of the contexts, and is computed with the prompt.
+    return Size(len(contexts_of(choices)) - 1, int(np.sum([len(choice.token_ids) for choice in choices])))

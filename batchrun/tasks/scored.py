@@ -1,0 +1,36 @@
+"""Columns that all tasks have which read a row instead of continuing it, and rows of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from batchrun.engine.request import Completion
+from batchrun.tasks.generate import ERROR_TYPE, PlannedRow
+
+_FIRST = [pa.field("row_idx", pa.int64(), nullable=False)]
+_LAST = [
+    pa.field("prompt_tokens", pa.int32(), nullable=False),
+    pa.field("cached_tokens", pa.int32(), nullable=False),
+    pa.field("error", ERROR_TYPE),
+]
+
+
+def with_usual(own: Sequence[tuple[str, pa.DataType]]) -> pa.Schema:
+    """A task's own columns, null for rows that failed, between those of all."""
+    return pa.schema([*_FIRST, *(pa.field(name, kind) for name, kind in own), *_LAST])
+
+
+def result_rows(
+    row: PlannedRow, completions: Sequence[Completion], own: Mapping[str, Any], cached_tokens: int, prompt_tokens: int
+) -> Iterator[dict[str, Any]]:
+    """A result row for a planned row and each of its duplicates; without `own` where a completion failed."""
+    error = next((one.error for one in completions if one.error is not None), None)
+    for row_idx in (row.row_idx, *row.duplicates):
+        yield {
+            "row_idx": row_idx,
+            **({} if error is not None else own),
+            "prompt_tokens": prompt_tokens,
+            "cached_tokens": cached_tokens,
+            "error": None if error is None else {"type": error.type, "message": error.message},
+        }

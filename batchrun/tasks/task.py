@@ -1,0 +1,69 @@
+"""The tasks under one name: which columns a job's task adds, and what runs it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from batchrun.engine.request import Completion, Request, SamplingParams
+from batchrun.job import Job
+from batchrun.tasks import choose, embed, generate, score
+from batchrun.tasks.choose import ChooseTask
+from batchrun.tasks.embed import EmbedTask
+from batchrun.tasks.generate import GenerateTask, PlannedRow
+from batchrun.tasks.score import ScoreTask
+
+if TYPE_CHECKING:
+    from batchrun.model_spec import ModelSpec
+    from batchrun.tokenizer import Tokenizer
+
+
+class Task(Protocol):
+    """What is asked of the model for each row.
+
+    Each row of the input has `num_samples`. `can_resume`: its unfinished rows go on from saved tokens.
+    """
+
+    sampling: SamplingParams
+
+    @property
+    def num_samples(self) -> int: ...
+
+    @property
+    def can_resume(self) -> bool: ...
+
+    def requests(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> tuple[Request, ...]:
+        """What to run for a row, in the order in which it shares; `output_ids` it has generated before go on."""
+        ...
+
+    def fold(self, finished: Sequence[tuple[PlannedRow, tuple[Completion, ...]]]) -> pa.Table:
+        """The result rows of finished rows and their duplicates, out of the completions of all their requests."""
+        ...
+
+
+def make_task(job: Job, tokenizer: "Tokenizer", spec: "ModelSpec", *, shares_prefixes: bool) -> Task:
+    """The job's."""
+    max_model_len = min(job.max_model_len or spec.max_model_len, spec.max_model_len)
+    match job.task:
+        case "generate":
+            return GenerateTask(job, tokenizer, max_model_len, shares_prefixes=shares_prefixes)
+        case "score":
+            return ScoreTask(job, max_model_len, shares_prefixes=shares_prefixes)
+        case "choose":
+            return ChooseTask(job, shares_prefixes=shares_prefixes)
+        case "embed":
+            return EmbedTask(job, spec.hidden_size, shares_prefixes=shares_prefixes)
+
+
+def result_schema(job: Job, spec: "ModelSpec") -> pa.Schema:
+    """The columns that the job's task adds to the input's, known before anything runs."""
+    match job.task:
+        case "generate":
+            columns = generate.columns(job)
+        case "score":
+            columns = score.COLUMNS
+        case "choose":
+            columns = choose.COLUMNS
+        case "embed":
+            columns = embed.columns(spec.hidden_size)
+    return pa.schema([field.with_name(job.output_prefix + field.name) for field in columns])
