@@ -151,7 +151,7 @@ class Worker:
             if following is None:
                 return False
             unit, row = following
-            error = row.error or self._verdict(row)
+            error = row.error or self._verdict(row) or self._task.refusal(row)
             if error is not None:
                 self._finished[unit].append((row, failed(row, error)))
                 self._tally.num_failed += row.num_answered
@@ -217,6 +217,7 @@ class Worker:
 
     def _take(self, completion: Completion) -> None:
         unit, row = self._rows.pop(completion.row_idx)
+        completion = self._task.checked(row, completion)
         self._partial.pop(completion.row_idx, None)
         self._finished[unit].append((row, completion))
         self._tally.num_done += row.num_answered

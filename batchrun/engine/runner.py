@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchrun.engine.allowed import allowed_tokens
 from batchrun.engine.batch import Samples, pack
 from batchrun.engine.graphs import CudaRecorder, StepGraphs
 from batchrun.engine.invariance import require_fixed_kernels
@@ -207,7 +208,10 @@ class TorchRunner:
     def _sample(self, batch: ScheduledBatch) -> list[Tensor]:
         """The sampled tokens; more than one tensor: the step was split, for lack of memory."""
         try:
-            return [sample(self._logits(batch), batch.sampled, self._eos_token_ids)]
+            logits = self._logits(batch)
+            # A GPU computes the logits meanwhile.
+            allowed = allowed_tokens(batch, self._eos_token_ids)
+            return [sample(logits, batch.sampled, self._eos_token_ids, allowed)]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -1,4 +1,4 @@
-"""Logits to tokens, in vLLM's order: penalties, min_tokens, temperature, min_p, top_k, top_p, then the draw.
+"""Logits to tokens, in vLLM's order: grammar, penalties, min_tokens, temperature, min_p, top_k, top_p, then the draw.
 
 Randomness is a hash of (seed, row, position): it has no state, so a draw depends on neither batch nor order nor
 resume. Tokens that tie with the last one kept by top_k or top_p are kept too, so that no sort order matters.
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchrun.engine.allowed import AllowedTokens
 from batchrun.engine.queues import to_device
 from batchrun.engine.step import NO_TOKEN, Item
 
@@ -25,11 +26,14 @@ def sample(
     logits: Tensor,  # [num_sampled, vocab]
     items: tuple[Item, ...],
     eos_token_ids: tuple[int, ...],
+    allowed: AllowedTokens | None = None,
 ) -> Tensor:
     """int64 [num_sampled], on the device of the logits: the token behind each item, NO_TOKEN if logits are not finite.
 
     On a GPU nothing is waited for, except where rows have penalties or are shorter than `min_tokens`.
     """
+    if allowed is not None:
+        logits = _masked(logits, allowed)
     if any(_is_adjusted(item) for item in items):
         logits = logits.float().clone()
         for row, item in zip(logits, items, strict=True):
@@ -60,9 +64,29 @@ def _splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
+def _masked(
+    logits: Tensor,  # [num_sampled, vocab], changed in place
+    allowed: AllowedTokens,
+) -> Tensor:
+    """-inf where a row's grammar has no place for the token; other rows as they are."""
+    barred = to_device(~allowed.bits.view(np.uint8), logits.device)
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    is_barred = ((barred[:, :, None] >> shifts) & 1).flatten(1)[:, : logits.shape[-1]].view(torch.bool)
+    if len(allowed.places) == len(logits):
+        return logits.masked_fill_(is_barred, -math.inf)
+    rows = to_device(allowed.places, logits.device)
+    logits[rows] = logits[rows].masked_fill_(is_barred, -math.inf)
+    return logits
+
+
 def _is_adjusted(item: Item) -> bool:
     sampling = item.sequence.request.sampling
-    return sampling.has_penalties or item.output_len < sampling.min_tokens
+    return sampling.has_penalties or _is_too_short(item)
+
+
+def _is_too_short(item: Item) -> bool:
+    """Whether its end must not come yet. A grammar sees to that itself: it may have no other token."""
+    return item.output_len < item.sequence.request.sampling.min_tokens and item.sequence.matcher is None
 
 
 def _adjust(
@@ -79,7 +103,7 @@ def _adjust(
         ids, counts = np.unique(item.context[item.sequence.prompt_len :], return_counts=True)
         lost = torch.from_numpy(counts * sampling.frequency_penalty + sampling.presence_penalty).to(row)
         row[torch.from_numpy(ids.astype(np.int64)).to(row.device)] -= lost
-    if item.output_len < sampling.min_tokens:
+    if _is_too_short(item):
         ends = sampling.stop_token_ids if sampling.ignore_eos else (*eos_token_ids, *sampling.stop_token_ids)
         row[list(ends)] = -math.inf
 

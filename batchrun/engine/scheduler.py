@@ -86,8 +86,9 @@ class Scheduler:
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Whether a step must not be scheduled while tokens are pending: a running row's penalties look at them."""
-        return any(sequence.request.sampling.has_penalties for sequence in self.running)
+        """Whether a step must not be scheduled while tokens are pending: a running row's penalties or its grammar look
+        at them."""
+        return any(sequence.matcher is not None or sequence.request.sampling.has_penalties for sequence in self.running)
 
     def add(self, request: Request) -> None:
         """Queues a row, in plan order. Its `max_len` must not exceed `capacity`."""
@@ -143,11 +144,14 @@ class Scheduler:
         sequence, completion, num_right = item.sequence, None, 0
         for token in chosen:
             if token == NO_TOKEN:
-                completion = self._finish(sequence, "error", None, _NOT_FINITE)
+                completion = self._finish(sequence, "error", None, _failure(sequence) or _NOT_FINITE)
                 break
             is_guessed = sequence.is_guessed(token)
             sequence.resolve(token)
             self.counters.output_tokens += 1
+            if (failure := _failure(sequence)) is not None:
+                completion = self._finish(sequence, "error", None, failure)
+                break
             ending = self._ending(sequence, token, find_stop)
             if ending is not None:
                 completion = self._finish(sequence, *ending)
@@ -204,6 +208,8 @@ class Scheduler:
             stop = find_stop(sequence) if sampling.stop else None
             if stop is not None:
                 return "stop", stop
+        if sequence.matcher is not None and sequence.matcher.has_ended:
+            return "stop", None
         return ("length", None) if output_len >= sampling.max_tokens else None
 
     def _finish(
@@ -258,3 +264,9 @@ class Scheduler:
         for sequences in (self.running, self.admission.preempted):
             arrivals = [sequence.arrival for sequence in sequences]
             assert arrivals == sorted(set(arrivals)), "not ordered by arrival"
+
+
+def _failure(sequence: Sequence) -> RowError | None:
+    """Why the sequence's grammar cannot say what comes next; None when it can, or there is none."""
+    failure = sequence.matcher.failure if sequence.matcher is not None else None
+    return None if failure is None else RowError("schema_unsupported", failure)

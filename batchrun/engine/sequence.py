@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from batchrun.engine.grammar import Matcher
 from batchrun.engine.radix import Node
 from batchrun.engine.request import Request, TokenIds
 
@@ -36,7 +37,8 @@ class Sequence:
     `node` is None once another sequence has published the same tokens first, so that there is nothing to add.
     `num_lost` tokens had been computed when the sequence was last preempted. The first `num_known` tokens are known;
     behind them are those that steps in flight sample. Between a step and its end, `num_draft` tokens behind the known
-    ones are guesses that the step will prove or not.
+    ones are guesses that the step will prove or not. `matcher` has accepted the known generated tokens, if there is a
+    grammar to follow.
     """
 
     __slots__ = (
@@ -46,6 +48,7 @@ class Sequence:
         "cached_tokens",
         "is_finished",
         "is_last_reader",
+        "matcher",
         "node",
         "num_computed",
         "num_draft",
@@ -76,6 +79,7 @@ class Sequence:
         self.num_published = 0
         self.is_last_reader = False
         self.swapped: Swapped | None = None
+        self.matcher: Matcher | None = _resumed(request)
 
     @property
     def tokens(self) -> TokenIds:
@@ -132,6 +136,8 @@ class Sequence:
         assert self.has_pending, "a token that nobody expects"
         self._tokens[self.num_known] = token
         self.num_known += 1
+        if self.matcher is not None:
+            self.matcher.accept(token)
 
     def is_guessed(self, token: int) -> bool:
         """Whether the draft has `token` next."""
@@ -150,3 +156,13 @@ class Sequence:
         self.num_tokens = self.num_known
         self.num_computed = self.num_known - 1
         self.num_draft = 0
+
+
+def _resumed(request: Request) -> Matcher | None:
+    """Where the request's output stands in its grammar."""
+    if request.grammar is None:
+        return None
+    matcher = request.grammar.start()
+    for token in request.output_ids:
+        matcher.accept(token)
+    return matcher

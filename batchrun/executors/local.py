@@ -10,6 +10,7 @@ from batchrun.engine.engine import Engine
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Runner
+from batchrun.grammars import Grammars
 from batchrun.job import Job
 from batchrun.observe.events import Message, Observe, RunBegan
 from batchrun.plan.plan import Plan
@@ -86,7 +87,8 @@ def run(
             is_gpu=runner.is_gpu,
         )
     )
-    task = GenerateTask(job, tokenizer, max_model_len, shares_prefixes=sharing.is_on)
+    grammars = Grammars(tokenizer, spec)
+    task = GenerateTask(job, tokenizer, grammars, max_model_len, shares_prefixes=sharing.is_on)
     pace = Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout, job.abort_after)
     worker = Worker(engine, task, store, observe, stop, pace)
     began = time.monotonic()

@@ -4,7 +4,7 @@ Knows nothing of files, sorting or engines. Whatever is wrong with one row becom
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,15 +12,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.errors import DataError, RowError, UsageError
+from batchrun.grammars import ConstraintUnsupported, Grammars
 from batchrun.plan.batch_requests import CUSTOM_ID, BatchRequests
 from batchrun.plan.cells import column_values, row_numbers
 from batchrun.plan.fit import MARGIN_TOKENS, Fit
-from batchrun.plan.params import ParamsReader, can_hold_params
+from batchrun.plan.params import ParamsReader, can_hold_params, overriding
 from batchrun.plan.prompt_source import MessagesColumn, prompt_source
 from batchrun.plan.source import require_column
 
 if TYPE_CHECKING:
-    from batchrun.engine.request import TokenIds
+    from batchrun.engine.request import SamplingParams, TokenIds
     from batchrun.job import Job
     from batchrun.model_spec import ModelSpec
     from batchrun.tokenizer import Conversation, Tokenizer
@@ -57,7 +58,8 @@ class PromptRenderer:
         """`schema` is the input's; `always` are sampling parameters of every row, whatever its own say.
 
         Raises:
-            DataError: a column is missing or of the wrong type, or the template does not fit the columns.
+            DataError: a column is missing or of the wrong type, the template does not fit the columns, or a constraint
+                cannot be enforced.
             UsageError: chat options that the model cannot serve, or a length beyond the model's.
         """
         self._tokenizer = tokenizer
@@ -66,7 +68,9 @@ class PromptRenderer:
         self._check_chat(job, spec.name)
         self._system = job.system
         self._params_col = job.params_col
-        self._params = ParamsReader(job.sampling, always)
+        grammars = Grammars(tokenizer, spec)
+        _check_constraint(replace(job.sampling, **overriding(always or {})), grammars)
+        self._params = ParamsReader(job.sampling, always, grammars.compile)
         self._has_params = job.params_col is not None or bool(always) or isinstance(self._source, BatchRequests)
         if job.params_col is not None:
             kind = require_column(schema, job.params_col, "--params-col").type
@@ -137,7 +141,8 @@ class PromptRenderer:
             except ValueError as error:
                 where = "" if self._params_col is None else f"column {self._params_col!r}: "
                 message = f"row {rows[index]}: {where}{error}; correct it, or null for the job's"
-                errors[index] = RowError("invalid_params", message)
+                is_constraint = isinstance(error, ConstraintUnsupported)
+                errors[index] = RowError("schema_unsupported" if is_constraint else "invalid_params", message)
         return params, errors
 
     def _params_cells(self, batch: pa.RecordBatch) -> "Sequence[Any | RowError]":
@@ -198,6 +203,16 @@ class PromptRenderer:
                     yield self._tokenizer.encode([text], add_special_tokens=not self._uses_chat)[0]
                 else:
                     yield ids
+
+
+def _check_constraint(sampling: "SamplingParams", grammars: Grammars) -> None:
+    """Raises DataError when the constraint of all rows cannot be enforced."""
+    if sampling.constraint is None:
+        return
+    try:
+        grammars.compile(sampling.constraint)
+    except ConstraintUnsupported as error:
+        raise DataError(f"--{str(error).replace('_', '-', 1)}; leave it out or say it otherwise") from error
 
 
 def _refuse_surrogates(texts: list[Any]) -> None:

@@ -79,7 +79,7 @@ def _errors(rows: ds.Dataset, prefix: str, num_errors: Mapping[str, int]) -> lis
         return []
     wanted = {name: min(count, _EXAMPLES_OF_A_TYPE) for name, count in num_errors.items()}
     found: defaultdict[str, list[FailedRow]] = defaultdict(list)
-    is_failed = pc.field(prefix + "finish_reason") == "error"
+    is_failed = pc.field(prefix + "error").is_valid()
     for batch in rows.to_batches(columns=[prefix + "row_idx", prefix + "error"], filter=is_failed):
         for row_idx, error in zip(batch.column(0), batch.column(1), strict=True):
             failed = FailedRow(row_idx.as_py(), **error.as_py())

@@ -10,10 +10,12 @@ import pyarrow as pa
 
 from batchrun.engine.request import Completion, Request, TokenIds
 from batchrun.errors import RowError
+from batchrun.grammars import ConstraintUnsupported, Grammars
 from batchrun.job import Job
 from batchrun.plan.params import merged
 from batchrun.tokenizer import Tokenizer
 
+_QUOTED_CHARS = 40
 _ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
 _COLUMNS = pa.schema(
     [
@@ -55,9 +57,12 @@ class PlannedRow:
 class GenerateTask:
     """Text for each row of a job; `max_model_len` bounds prompt and output together, in tokens."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, max_model_len: int, *, shares_prefixes: bool) -> None:
+    def __init__(
+        self, job: Job, tokenizer: Tokenizer, grammars: Grammars, max_model_len: int, *, shares_prefixes: bool
+    ) -> None:
         self.sampling = job.sampling
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._max_model_len = max_model_len
         self._column_names = result_schema(job.output_prefix).names
         self._shares_prefixes = shares_prefixes
@@ -67,7 +72,32 @@ class GenerateTask:
         sampling = merged(self.sampling, row.params)
         room = self._max_model_len - len(row.token_ids)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        return Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids)
+        grammar = None if sampling.constraint is None else self._grammars.compile(sampling.constraint)
+        return Request(row.row_idx, row.token_ids, sampling, row.keep_len, output_ids, grammar)
+
+    def refusal(self, row: PlannedRow) -> RowError | None:
+        """Why the row's constraint cannot be enforced, though it could when the row was planned."""
+        constraint = merged(self.sampling, row.params).constraint
+        try:
+            _ = constraint and self._grammars.compile(constraint)
+        except ConstraintUnsupported as error:
+            return RowError("schema_unsupported", f"row {row.row_idx}: {error}")
+        return None
+
+    def checked(self, row: PlannedRow, completion: Completion) -> Completion:
+        """The completion, with an error when its text is not what the row's constraint asks for."""
+        constraint = merged(self.sampling, row.params).constraint
+        if constraint is None or completion.error is not None:
+            return completion
+        text = _until_stop(completion, self._tokenizer.decode(completion.token_ids))
+        answer = text if isinstance(completion.stop_reason, str) else completion.token_ids
+        if self._grammars.compile(constraint).describes(answer):
+            return completion
+        how, remedy = f"ended by {completion.stop_reason!r}", "leave out what stops it"
+        if completion.finish_reason == "length":
+            how, remedy = f"cut at {len(completion.token_ids):,} tokens", "raise max_tokens"
+        said = f"row {row.row_idx}: {how} before the text was complete by {constraint.name}; {remedy}; its end: "
+        return replace(completion, error=RowError("schema_violation", said + repr(text[-_QUOTED_CHARS:])))
 
     def fold(self, finished: Sequence[tuple[PlannedRow, Completion]]) -> pa.Table:
         """The result rows of finished rows and their duplicates; `result_schema`."""
@@ -90,13 +120,17 @@ def failed(row: PlannedRow, error: RowError) -> Completion:
     return Completion(row.row_idx, (), "error", prompt_tokens=len(row.token_ids), error=error)
 
 
+def _until_stop(completion: Completion, text: str) -> str:
+    """The text up to the stop string that ended it."""
+    stop = completion.stop_reason
+    return text[: text.index(stop)] if isinstance(stop, str) else text
+
+
 def _result(row_idx: int, completion: Completion, text: str, cached_tokens: int) -> dict[str, object]:
     stop, error = completion.stop_reason, completion.error
-    if isinstance(stop, str):
-        text = text[: text.index(stop)]
     return {
         "row_idx": row_idx,
-        "text": None if error else text,
+        "text": None if error else _until_stop(completion, text),
         "finish_reason": completion.finish_reason,
         "stop_reason": None if stop is None else str(stop),
         "prompt_tokens": completion.prompt_tokens,
