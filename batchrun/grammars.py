@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from batchrun.model_spec import ModelSpec
 
 _MOST_COMPILED = 1024
-# As json.dumps writes: left free, small models go on with line breaks for ever. A schema may say otherwise in x-guidance.
+# As json.dumps writes: left free, small models write line breaks for ever. A schema may say otherwise in x-guidance.
 _LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 

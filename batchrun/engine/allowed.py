@@ -35,6 +35,11 @@ def allowed_tokens(batch: ScheduledBatch, eos_token_ids: tuple[int, ...]) -> All
     return AllowedTokens(np.flatnonzero(is_constrained), bits)
 
 
+def token_lists(bits: TokenBits) -> list[NDArray[np.int64]]:
+    """The tokens of each row, ascending."""
+    return [np.flatnonzero(row) for row in np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")]
+
+
 def _asked(item: Item) -> Asked:
     assert item.sequence.matcher is not None, "a row without a grammar"
     return Asked(item.sequence.matcher, tuple(item.context[item.end - item.num_draft :].tolist()))

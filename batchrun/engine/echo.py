@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from batchrun.engine.allowed import allowed_tokens
+from batchrun.engine.allowed import allowed_tokens, token_lists
 from batchrun.engine.request import TokenIds
 from batchrun.engine.sequence import PENDING, Sequence
 from batchrun.engine.step import NO_TOKEN, Ended, Item, Sampled, ScheduledBatch
@@ -86,8 +86,7 @@ def _allowed(batch: ScheduledBatch) -> dict[int, NDArray[np.int64]]:
     allowed = allowed_tokens(batch, (EOS_TOKEN_ID,))
     if allowed is None:
         return {}
-    bits = np.unpackbits(allowed.bits.view(np.uint8), axis=1, bitorder="little")
-    return {place: np.flatnonzero(row) for place, row in zip(allowed.places.tolist(), bits, strict=True)}
+    return dict(zip(allowed.places.tolist(), token_lists(allowed.bits), strict=True))
 
 
 def entries(tokens: TokenIds, start: int) -> NDArray[np.int64]:
