@@ -137,13 +137,14 @@ def _inner(matcher: Matcher) -> "LLMatcher":
 
 def _grammar_text(constraint: Constraint) -> str:
     """What llguidance reads."""
-    from llguidance import LLMatcher, grammar_from
+    from llguidance import LLMatcher, grammar_from, regex_to_lark
 
     match constraint.name:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(constraint.text, defaults=_LAYOUT)
         case "regex":
-            return LLMatcher.grammar_from_regex(constraint.text)
+            # \d and \w as in the patterns of JSON schemas.
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(constraint.text, use_ascii='dw')}/")
         case "guided_choice":
             return grammar_from("choice", constraint.text)
         case "grammar":

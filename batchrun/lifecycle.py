@@ -173,7 +173,7 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
                 raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
         shape = Shape(job.partition_by, job.file_size)
-        publish(store, rows, opened.kept, result_schema(job.output_prefix), _footer(opened), shape)
+        publish(store, rows, opened.kept, result_schema(job), _footer(opened), shape)
         observe(_finished("completed", store, plan, ran, began))
         _report(store, observe)
         return _outcome(opened, plan, ran, began)
@@ -200,7 +200,7 @@ def open_job(job: Job) -> OpenedJob:
     files = expand(job.inputs)
     store = Store.open(Path(job.output), overwrite=job.overwrite)
     opened = OpenedJob(job, files, _resolve(job), store)
-    taken = sorted({*opened.kept.names} & {*result_schema(job.output_prefix).names})
+    taken = sorted({*opened.kept.names} & {*result_schema(job).names})
     if taken:
         raise DataError(
             f"the input has a column {taken[0]!r} and so has the result; give --output-prefix out_, "

@@ -97,7 +97,7 @@ def rerun(output: Path, share: float, observe: Observe, stop: StopRequest) -> Re
 
 
 def _sample(store: Store, opened: OpenedJob, share: float) -> NDArray[np.int64]:
-    schema = result_schema(opened.job.output_prefix)
+    schema = result_schema(opened.job)
     answered = [read_answered(part, schema) for part in store.at.list_parts()]
     rows = np.sort(np.concatenate([np.empty(0, np.int64), *answered]))
     num_rows = min(len(rows), max(1, round(share * len(rows))))
@@ -117,7 +117,7 @@ def _run(
 def _texts(store: Store, opened: OpenedJob, rows: NDArray[np.int64], tmp: Path) -> list[str | None]:
     spill = new_name(tmp, "runs")
     spill.mkdir()
-    schema = result_schema(opened.job.output_prefix)
+    schema = result_schema(opened.job)
     found = MergedParts(store.at.list_parts(), schema, spill).find(rows)
     assert np.array_equal(row_indices(found), rows), "a row of the sample has no result"
     texts: list[str | None] = found.column(f"{opened.job.output_prefix}text").to_pylist()

@@ -70,7 +70,7 @@ def earlier_job(job: Job, store: Store, identity: dict[str, str]) -> Earlier | N
             f"--reuse {job.reuse}: its answers are not those of this job (differing: {', '.join(differing)}); "
             "give the same options, or leave --reuse out to compute every row"
         )
-    return Earlier(at, plan, result_schema(str(stored["job"]["output_prefix"])))
+    return Earlier(at, plan, result_schema(Job.model_validate(stored["job"])))
 
 
 def copy_answers(
@@ -184,7 +184,7 @@ class _Copying:
         self._plan = plan
         self._store = store
         self._shares_prefixes = shares_prefixes
-        self._results = result_schema(job.output_prefix)
+        self._results = result_schema(job)
         self._answers = MergedParts(earlier.at.list_parts(), earlier.results, spill)
 
     def run(self) -> Reused:

@@ -13,6 +13,7 @@ from batchrun.errors import RowError
 from batchrun.grammars import ConstraintUnsupported, Grammars
 from batchrun.job import Job
 from batchrun.plan.params import merged
+from batchrun.tasks.parsed import parsed, parsed_type
 from batchrun.tokenizer import Tokenizer
 
 _QUOTED_CHARS = 40
@@ -64,7 +65,9 @@ class GenerateTask:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._max_model_len = max_model_len
-        self._column_names = result_schema(job.output_prefix).names
+        self._columns = _columns(job)
+        self._column_names = result_schema(job).names
+        self._parsed = self._columns.field("parsed").type if "parsed" in self._columns.names else None
         self._shares_prefixes = shares_prefixes
 
     def request(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> Request:
@@ -92,27 +95,49 @@ class GenerateTask:
         text = _until_stop(completion, self._tokenizer.decode(completion.token_ids))
         answer = text if isinstance(completion.stop_reason, str) else completion.token_ids
         if self._grammars.compile(constraint).describes(answer):
-            return completion
+            return self._fitting(row, completion, text)
         how, remedy = f"ended by {completion.stop_reason!r}", "leave out what stops it"
         if completion.finish_reason == "length":
             how, remedy = f"cut at {len(completion.token_ids):,} tokens", "raise max_tokens"
         said = f"row {row.row_idx}: {how} before the text was complete by {constraint.name}; {remedy}; its end: "
         return replace(completion, error=RowError("schema_violation", said + repr(text[-_QUOTED_CHARS:])))
 
+    def _fitting(self, row: PlannedRow, completion: Completion, text: str) -> Completion:
+        """The completion of a text that follows its constraint, with an error when `parsed` has no room for it."""
+        try:
+            self._value(row, completion, text)
+        except ValueError as error:
+            return replace(completion, error=RowError("schema_violation", f"row {row.row_idx}: {error}"))
+        return completion
+
+    def _value(self, row: PlannedRow, completion: Completion, text: str) -> object:
+        """What the text says under the job's schema; None under another constraint, and of a failed row."""
+        constraint = merged(self.sampling, row.params).constraint
+        if self._parsed is None or completion.error is not None or constraint != self.sampling.constraint:
+            return None
+        return parsed(text, self._parsed)
+
     def fold(self, finished: Sequence[tuple[PlannedRow, Completion]]) -> pa.Table:
         """The result rows of finished rows and their duplicates; `result_schema`."""
         texts = self._tokenizer.decode_batch([completion.token_ids for _, completion in finished])
         rows = [
             _result(row_idx, completion, text, row.shared_len if self._shares_prefixes else 0)
+            | ({} if self._parsed is None else {"parsed": self._value(row, completion, _until_stop(completion, text))})
             for (row, completion), text in zip(finished, texts, strict=True)
             for row_idx in (row.row_idx, *row.duplicates)
         ]
-        return pa.Table.from_pylist(rows, schema=_COLUMNS).rename_columns(self._column_names)
+        return pa.Table.from_pylist(rows, schema=self._columns).rename_columns(self._column_names)
 
 
-def result_schema(prefix: str) -> pa.Schema:
+def result_schema(job: Job) -> pa.Schema:
     """The columns that the task adds to the input's, known before anything runs."""
-    return pa.schema([field.with_name(prefix + field.name) for field in _COLUMNS])
+    return pa.schema([field.with_name(job.output_prefix + field.name) for field in _columns(job)])
+
+
+def _columns(job: Job) -> pa.Schema:
+    if job.json_schema is None:
+        return _COLUMNS
+    return _COLUMNS.insert(len(_COLUMNS) - 1, pa.field("parsed", parsed_type(job.json_schema)))
 
 
 def failed(row: PlannedRow, error: RowError) -> Completion:

@@ -20,6 +20,7 @@ import click
 import numpy as np
 import pyarrow as pa
 
+from batchrun.lifecycle import stored_job
 from batchrun.plan.plan import load_plan, read_unit
 from batchrun.store.layout import Layout
 from batchrun.store.store import Store
@@ -48,7 +49,7 @@ def commit_all_but(out: Path, tail_rows: int, num_parts: int) -> None:
     store = Store.open(out)
     plan = load_plan(store.at.plan)
     assert plan is not None
-    schema, left = result_schema(""), plan.summary.num_rows - tail_rows
+    schema, left = result_schema(stored_job(out)), plan.summary.num_rows - tail_rows
     rows_a_part = max(1, plan.summary.num_rows // num_parts)
     with store.lock():
         for unit in plan.units:
