@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 _MOST_COMPILED = 1024
 # As json.dumps writes: left free, small models write line breaks for ever. A schema may say otherwise in x-guidance.
-_LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Not even where the schema asks for it: a text that follows half a schema would pass for one that follows it.
+_EXACT: "JsonCompileOptions" = {"lenient": False, "coerce_one_of": False}
 
 
 class ConstraintUnsupported(ValueError):
@@ -47,6 +49,7 @@ class Grammars:
             ConstraintUnsupported: it cannot be enforced.
             UsageError: llguidance is not installed, or the tokenizer's tokens are not known to it.
         """
+        # First of all, since it says what to do where llguidance is not installed.
         tokenizer = self._vocabulary
         from llguidance import LLMatcher
 
@@ -141,7 +144,7 @@ def _grammar_text(constraint: Constraint) -> str:
 
     match constraint.name:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(constraint.text, defaults=_LAYOUT)
+            return LLMatcher.grammar_from_json_schema(constraint.text, defaults=LAYOUT, overrides=_EXACT)
         case "regex":
             # \d and \w as in the patterns of JSON schemas.
             return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(constraint.text, use_ascii='dw')}/")

@@ -98,7 +98,7 @@ def test_a_response_format_becomes_the_rows_schema(planned, write):
     assert [params and json.loads(params) for _, params in good] == [
         {"json_schema": json.dumps(schema, separators=(",", ":"))}, {"json_schema": '{"type":"object"}'}, None
     ]  # fmt: skip
-    assert bad[1]["type"] == "schema_unsupported"
+    assert bad[0]["type"] == "schema_unsupported"
 
 
 def test_names_must_be_there_and_unique(planned, write):

@@ -46,14 +46,14 @@ def test_every_row_is_json_of_the_schema_and_parsed_has_its_values(echo_job) -> 
 
 def test_a_text_that_is_cut_is_an_error_and_not_repaired(echo_job) -> None:
     job = echo_job(20)
-    outcome = job.submit(json_schema=SCHEMA, max_tokens=30)
+    outcome = job.submit(json_schema=SCHEMA, max_tokens=60)
     rows = job.rows()
-    cut = [row for row in rows if row["completion_tokens"] == 30 and row["error"]]
+    cut = [row for row in rows if row["completion_tokens"] == 60 and row["error"]]
     assert outcome.errors == {"schema_violation": len(cut)}
     assert 0 < len(cut) < 20
     assert {(row["text"], row["parsed"], row["finish_reason"]) for row in cut} == {(None, None, "length")}
     assert (
-        "cut at 30 tokens before the text was complete by json_schema; raise max_tokens; its end: "
+        "cut at 60 tokens before the text was complete by json_schema; raise max_tokens; its end: "
         in cut[0]["error"]["message"]
     )
     assert all(follows_schema(SCHEMA, row["text"]) for row in rows if not row["error"])
