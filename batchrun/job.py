@@ -283,7 +283,7 @@ class Job(BaseModel):
         """
         settings = merge({*cls.model_fields, *also}, options, env or {}, file)
         given = {name: setting for name, setting in settings.items() if name in cls.model_fields}
-        values = {name: _from_outside(name, setting) for name, setting in given.items()}
+        values = {name: from_outside(name, setting) for name, setting in given.items()}
         for name, how in (("inputs", "give INPUT…"), ("output", "give -o OUT")):
             if not values.get(name):
                 raise UsageError(f"no {name}: {how}")
@@ -336,7 +336,7 @@ class Job(BaseModel):
         return self
 
 
-def _from_outside(name: str, setting: Setting) -> object:
+def from_outside(name: str, setting: Setting) -> object:
     """The value with relative paths made absolute and template files read."""
     value = setting.value
     match name, value:

@@ -12,6 +12,8 @@ import pytest
 
 from batchrun.errors import DataError, JobMismatch
 from batchrun.lifecycle import plan
+from batchrun.retry import retry
+from batchrun.stop import StopRequest
 from tests.endurance.constrained import constraint_of
 from tests.endurance.random_constraints import follows_regex, follows_schema
 from tests.run.conftest import EchoJob, ignore
@@ -134,6 +136,9 @@ def test_a_retry_may_constrain_what_was_free(echo_job) -> None:
     done = job.call("retry", str(job.out), "--where", "row_idx < 2", "--regex", "[a-c]{4}")
     assert done.returncode == 0, done.stderr
     assert [bool(re.fullmatch("[a-c]{4}", row["text"])) for row in job.rows()] == [True] * 2 + [False] * 6
+    (job.folder / "schema.json").write_text('{"enum": ["a", "b"]}')
+    retry(job.out, "row_idx = 7", {"json_schema": str(job.folder / "schema.json")}, ignore, StopRequest())
+    assert job.rows()[7]["text"] in ('"a"', '"b"')
 
 
 def test_another_constraint_is_another_job(echo_job) -> None:
