@@ -69,14 +69,27 @@ def _masked(
     allowed: AllowedTokens,
 ) -> Tensor:
     """-inf where a row's grammar has no place for the token; other rows as they are."""
-    barred = to_device(~allowed.bits.view(np.uint8), logits.device)
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    is_barred = ((barred[:, :, None] >> shifts) & 1).flatten(1)[:, : logits.shape[-1]].view(torch.bool)
+    barred = ~allowed.bits.view(np.uint8)
+    if logits.is_cuda:
+        # An eighth of the bytes to copy.
+        bits = unpacked(to_device(barred, logits.device))
+    else:
+        # 0.2 ms for 64 rows of 49,152, against 3.3.
+        bits = torch.from_numpy(np.unpackbits(barred, axis=1, bitorder="little"))
+    is_barred = bits[:, : logits.shape[-1]].view(torch.bool)
     if len(allowed.places) == len(logits):
         return logits.masked_fill_(is_barred, -math.inf)
     rows = to_device(allowed.places, logits.device)
     logits[rows] = logits[rows].masked_fill_(is_barred, -math.inf)
     return logits
+
+
+def unpacked(
+    packed: Tensor,  # uint8 [num_rows, num_bytes]
+) -> Tensor:
+    """uint8 [num_rows, 8 * num_bytes]: the bits, each byte's lowest first."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed[:, :, None] >> shifts) & 1).flatten(1)
 
 
 def _is_adjusted(item: Item) -> bool:

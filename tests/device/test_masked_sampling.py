@@ -8,7 +8,7 @@ import torch
 
 from batchrun.engine.allowed import AllowedTokens
 from batchrun.engine.request import SamplingParams
-from batchrun.engine.sampling import sample
+from batchrun.engine.sampling import sample, unpacked
 from tests.device.steps import make_sequence, next_item
 
 VOCAB = 1201  # no multiple of a word
@@ -50,3 +50,9 @@ def test_a_row_chooses_as_if_there_were_no_other_tokens(sampling: SamplingParams
     assert all(chosen[row] in sets[row] for row in constrained)
     free = [row for row in range(5) if row not in constrained]
     assert [chosen[row] for row in free] == [sample(logits.clone(), items, (2,)).tolist()[row] for row in free]
+
+
+def test_bits_are_unpacked_alike_on_every_device() -> None:
+    packed = np.random.default_rng(3).integers(0, 256, (5, 77), dtype=np.uint8)
+    expected = np.unpackbits(packed, axis=1, bitorder="little")
+    assert np.array_equal(unpacked(torch.from_numpy(packed)).numpy(), expected)

@@ -1,6 +1,7 @@
 """Random JSON schemas and regular expressions, each row with its own, through one job of the real model.
 
     python -m tests.endurance.constrained --rows 500
+    python -m tests.endurance.constrained --rows 500 --model echo --max-tokens 300 --turns 0
 
 Every text is checked by `jsonschema` or `re`, and must follow its constraint unless the row says that it does not. Then
 the same rows run with and without constraints, by turns, to the same number of tokens. Exit status 1: a text that is
@@ -41,12 +42,19 @@ def is_followed(params: dict[str, str], text: str) -> bool:
     return follows_schema(json.loads(params["json_schema"]), text)
 
 
-def answered(folder: Path, name: str, params: list[dict[str, Any]], max_tokens: int) -> tuple[pa.Table, Outcome]:
+def answered(
+    folder: Path, name: str, params: list[dict[str, Any]], max_tokens: int, model: str | None
+) -> tuple[pa.Table, Outcome]:
     """The rows' results with these parameters, and how the run went."""
     prompts = [f"Describe {_TOPICS[row % len(_TOPICS)]}, number {row}." for row in range(len(params))]
     pq.write_table(pa.table({"prompt": prompts, "params": list(map(json.dumps, params))}), folder / f"{name}.parquet")
     outcome = br.submit(
-        folder / f"{name}.parquet", output=folder / name, params_col="params", max_tokens=max_tokens, overwrite=True
+        folder / f"{name}.parquet",
+        output=folder / name,
+        model=model,
+        params_col="params",
+        max_tokens=max_tokens,
+        overwrite=True,
     )
     return pq.read_table(folder / name), outcome
 
@@ -57,13 +65,14 @@ def answered(folder: Path, name: str, params: list[dict[str, Any]], max_tokens: 
 @click.option("--max-tokens", default=160, show_default=True)
 @click.option("--turns", default=2, show_default=True, help="Pairs of timed runs.")
 @click.option("--temperature", default=0.0, show_default=True)
-def main(rows: int, seed: int, max_tokens: int, turns: int, temperature: float) -> None:
+@click.option("--model", "-m")
+def main(rows: int, seed: int, max_tokens: int, turns: int, temperature: float, model: str | None) -> None:
     """Print what became of the rows, and both speeds."""
     constraints = [constraint_of(seed * 1_000_000 + row) for row in range(rows)]
     asked = [{**constraint, "temperature": temperature} for constraint in constraints]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        results, outcome = answered(folder, "constrained", asked, max_tokens)
+        results, outcome = answered(folder, "constrained", asked, max_tokens, model)
         texts, errors = results.column("text").to_pylist(), results.column("error").to_pylist()
         wrong = [
             (constraint, text)
@@ -81,7 +90,7 @@ def main(rows: int, seed: int, max_tokens: int, turns: int, temperature: float) 
         for turn in range(turns):
             order = [("constrained", asked), ("free", free)]
             for kind, params in order if turn % 2 else reversed(order):
-                _, outcome = answered(folder, kind, params, max_tokens)
+                _, outcome = answered(folder, kind, params, max_tokens, model)
                 speeds[kind].append(outcome.output_tokens / outcome.run_s)
                 click.echo(
                     f"{kind:12} {outcome.output_tokens:,} tokens in {outcome.run_s:.1f} s, {outcome.steps} steps: "
