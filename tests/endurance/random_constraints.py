@@ -8,7 +8,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 _WORDS = ("red", "green", "name", "total", "city", "on hold", "x-1", "done", "née", 'a "b"')
-_PATTERNS = ("^[A-Z][a-z]{1,8}$", "^[0-9]{3}-[0-9]{2}$", "^(low|high)[ab]?$", "^\\d{1,4}$", "^[^\\s]{2,6}$")
+_PATTERNS = ("^[A-Z][a-z]{1,8}$", "^[0-9]{3}-[0-9]{2}$", "^(low|high)[ab]?$", "^\\d{1,4}$", "^[^ ]{2,6}$")
 _FORMATS = ("date", "time", "uuid", "ipv4", "email")
 _ATOMS = ("a", "b", "q", "7", " ", "[a-c]", "[A-Z0-9]", "[^x]", "\\d", "\\w", "é", "\\.", "(?:ab|ba)")
 _COUNTS = ("", "", "", "?", "{2}", "{1,3}", "{2,5}", "+", "*")
