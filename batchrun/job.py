@@ -92,6 +92,23 @@ def _one_or_more(value: object) -> object:
     return (value,) if isinstance(value, str | int) else value
 
 
+def _none_if_empty(value: object) -> object:
+    return None if value in ("", ()) else value
+
+
+def _json_schema(value: object) -> object:
+    """A schema as compact JSON text, its keys in their order, which is that of the answer's."""
+    if value in (None, ""):
+        return None
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        if isinstance(schema, Mapping | bool):
+            return json.dumps(schema, separators=(",", ":"))
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise ValueError("should be a JSON schema, an object")
+
+
 def _comma_separated(value: object) -> object:
     parts = _one_or_more(value)
     if not isinstance(parts, tuple | list):
@@ -125,6 +142,8 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_comma_separated)]
 TaskName = Literal["generate", "score", "choose", "embed"]
 ChoiceNormalise = Literal["none", "tokens", "bytes"]
+NonemptyText = Annotated[str | None, BeforeValidator(_none_if_empty)]
+JsonSchema = Annotated[str | None, BeforeValidator(_json_schema)]
 PrefixCaching = Literal["auto", "on", "off"]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -201,6 +220,12 @@ class Job(BaseModel):
     stop_token_ids: TokenIdList = option("Sampling", (), "Token ids that end the output, comma-separated.", "IDS")
     ignore_eos: bool = option("Sampling", False, "Go on after the model's end-of-text token.")
     seed: int = option("Sampling", 0, "Seed of the sampling.", ge=0, lt=2**63)
+    json_schema: JsonSchema = option("Sampling", None, "The output is JSON of this schema (file or text).", "FILE|JSON")
+    regex: NonemptyText = option("Sampling", None, "The whole output matches this regular expression.", "REGEX")
+    guided_choice: Texts = option("Sampling", (), "The output is one of these texts (repeatable).")
+    grammar: NonemptyText = option(
+        "Sampling", None, "The output follows this grammar, in Lark's notation (file or text).", "FILE|LARK"
+    )
     logit_bias: LogitBias = option("Sampling", (), "Added to a token's logit, -100 to 100 (repeatable).", "ID=BIAS")
     bad_words: Texts = option("Sampling", (), "Text whose usual tokens are never generated (repeatable).", "TEXT")
     repetition_min_count: int = option(
@@ -313,7 +338,7 @@ class Job(BaseModel):
         """
         settings = merge({*cls.model_fields, *also}, options, env or {}, file)
         given = {name: setting for name, setting in settings.items() if name in cls.model_fields}
-        values = {name: _from_outside(name, setting) for name, setting in given.items()}
+        values = {name: from_outside(name, setting) for name, setting in given.items()}
         for name, how in (("inputs", "give INPUT…"), ("output", "give -o OUT")):
             if not values.get(name):
                 raise UsageError(f"no {name}: {how}")
@@ -361,6 +386,13 @@ class Job(BaseModel):
             raise ValueError("--reasoning-end '' ends no reasoning; leave it out")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"--min-tokens {self.min_tokens} is more than --max-tokens {self.max_tokens}")
+        forms = ["--" + name.replace("_", "-") for name in self.sampling.constraint_names]
+        if len(forms) > 1:
+            raise ValueError(f"{' and '.join(forms)} exclude each other: a text has one form")
+        if forms and self.ignore_eos:
+            raise ValueError(f"--ignore-eos cannot go with {forms[0]}, which says where a text ends")
+        if forms and self.reasoning_end is not None:
+            raise ValueError(f"--reasoning-end cannot go with {forms[0]}, which the whole output follows")
         if self.long_row_tokens is not None and self.schedule != "chunked":
             raise ValueError(f"--long-row-tokens needs --schedule chunked; under {self.schedule} prompts are not mixed")
         if self.reuse is not None and self.reuse == self.output:
@@ -391,7 +423,7 @@ class Job(BaseModel):
             raise ValueError("--pooling mean adds up what steps give it, so it cannot go with --deterministic")
 
 
-def _from_outside(name: str, setting: Setting) -> object:
+def from_outside(name: str, setting: Setting) -> object:
     """The value with relative paths made absolute and template files read."""
     value = setting.value
     match name, value:
@@ -405,6 +437,10 @@ def _from_outside(name: str, setting: Setting) -> object:
             return _local_model(value, setting.base)
         case (("template" | "chat_template"), str() | Path()):
             return _template_text(str(value), setting)
+        case "json_schema", str() | Path() if not str(value).lstrip().startswith("{"):
+            return _file_text(str(value), setting, "a JSON schema")
+        case "grammar", str() | Path() if ":" not in str(value):
+            return _file_text(str(value), setting, "a grammar (it has no rule)")
     return value
 
 
@@ -428,13 +464,15 @@ def _template_text(template: str, setting: Setting) -> str:
     """
     if "{{" in template or "{%" in template:
         return template
-    file = Path(_absolute(template, setting.base))
+    return _file_text(template, setting, "a template (it has no {{ … }})")
+
+
+def _file_text(path: str, setting: Setting, otherwise: str) -> str:
+    """The file's content; `otherwise` is what the path would have been if it were written out."""
     try:
-        return file.read_text(encoding="utf-8")
+        return Path(_absolute(path, setting.base)).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{setting.label}: {template[:80]!r} is neither a readable file nor a template (it has no {{{{ … }}}})"
-        ) from error
+        raise UsageError(f"{setting.label}: {path[:80]!r} is neither a readable file nor {otherwise}") from error
 
 
 def _short(value: Any) -> str:

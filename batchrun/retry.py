@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, create_model
 
 from batchrun.errors import AnswersDiffer, InputMissing
-from batchrun.job import CHANGEABLE, Job
+from batchrun.job import CHANGEABLE, Job, from_outside
 from batchrun.lifecycle import submit
 from batchrun.observe.events import Message, Observe
 from batchrun.opened import OpenedJob, open_job, stored_job
@@ -72,7 +72,7 @@ def _checked(changes: Mapping[str, object]) -> dict[str, Any]:
     options: dict[str, Any] = {name: (Job.model_fields[name].annotation, Job.model_fields[name]) for name in CHANGEABLE}
     model: type[BaseModel] = create_model("Changes", **options)
     given = merge(CHANGEABLE, changes, {}, None)
-    checked = validated(model, {name: setting.value for name, setting in given.items()}, given)
+    checked = validated(model, {name: from_outside(name, setting) for name, setting in given.items()}, given)
     return {name: getattr(checked, name) for name in CHANGEABLE if name in given}
 
 

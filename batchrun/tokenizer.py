@@ -99,6 +99,10 @@ class HFTokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._chat_template or self._tokenizer.chat_template)
 
+    def serialized(self) -> str | None:
+        """The content of a tokenizer.json; None of a tokenizer that has none."""
+        return None if self._backend is None else str(self._backend.to_str())
+
     def encode(self, texts: list[str], *, add_special_tokens: bool) -> list["TokenIds"]:
         if self._backend is not None:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

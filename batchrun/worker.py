@@ -164,7 +164,7 @@ class Worker:
             if following is None:
                 return False
             unit, row = following
-            error = row.error or self._verdict(row)
+            error = row.error or self._verdict(row) or self._task.refusal(row)
             if error is not None:
                 self._finished[unit].append((row, (failed(row, error),)))
                 self._tally.num_failed += row.num_answered
@@ -235,7 +235,7 @@ class Worker:
         opened = self._rows.get(completion.row_idx)
         if opened is None:
             return
-        opened.completions.append(completion)
+        opened.completions.append(self._task.checked(opened.row, completion))
         if len(opened.completions) < opened.num_requests:
             return
         del self._rows[completion.row_idx]

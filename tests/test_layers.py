@@ -15,13 +15,17 @@ ROOT = Path(__file__).parents[1]
 
 # A module belongs to the first room with a matching name, itself or a package above it.
 ROOMS = {
-    "base": "errors engine.request engine.statistics latency model_spec job settings nearest stop outcome watchdog",
-    "engine core": (
-        "engine.admission engine.blocks engine.block_manager engine.echo engine.isolation engine.lane engine.lengths "
-        "engine.next_step engine.policies engine.preemption engine.radix engine.repetition engine.running "
-        "engine.scheduler engine.sequence engine.speculation engine.step engine.step_time engine.stopwatch"
+    "base": (
+        "errors engine.grammar engine.request engine.statistics latency model_spec job settings nearest stop outcome "
+        "watchdog"
     ),
-    "model files": "checkpoint conversion digest quiet tokenizer",
+    "engine core": (
+        "engine.admission engine.allowed engine.blocks engine.block_manager engine.echo engine.isolation engine.lane "
+        "engine.lengths engine.next_step engine.policies engine.preemption engine.radix engine.repetition "
+        "engine.running engine.scheduler engine.sequence engine.speculation engine.step engine.step_time "
+        "engine.stopwatch"
+    ),
+    "model files": "checkpoint conversion digest grammars quiet tokenizer",
     "job side": "filesystem plan store tasks observe report frames reuse",
     "engine": "engine",
     "worker": "worker",

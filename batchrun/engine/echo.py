@@ -11,9 +11,10 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from batchrun.engine.allowed import allowed_tokens, token_lists
 from batchrun.engine.request import PooledHidden, TokenIds, TokenLogprob, TokenLogprobs
 from batchrun.engine.sequence import PENDING, Sequence
-from batchrun.engine.step import Ended, Item, Sampled, ScheduledBatch
+from batchrun.engine.step import NO_TOKEN, Ended, Item, Sampled, ScheduledBatch
 
 FIRST_BYTE = 3  # ids below are padding, beginning and end of text
 EOS_TOKEN_ID = 2
@@ -62,7 +63,8 @@ class EchoRunner:
             self._write(slots, item)
         for source, destination in batch.slot_copies:
             slots[destination] = slots[source]
-        chosen = [(item.sequence, self._next(item)) for item in batch.sampled]
+        allowed = _allowed(batch)
+        chosen = [(item.sequence, self._next(item, allowed.get(at))) for at, item in enumerate(batch.sampled)]
         self._sampled = dict(chosen)
         tokens = np.array([token for _, token in chosen], dtype=np.int32)
         logprobs = tuple(_certain(token, sequence.request.num_logprobs) for sequence, token in chosen)
@@ -84,9 +86,17 @@ class EchoRunner:
         context = self._pool[item.sequence.block_table].reshape(-1)[: item.end]
         return read(context, item)
 
-    def _next(self, item: Item) -> int:
+    def _next(self, item: Item, allowed: NDArray[np.int64] | None) -> int:
         read = self._pool[item.sequence.block_table].reshape(-1)[: item.end]
-        return choose(read, self._mean_output_len)
+        return choose(read, self._mean_output_len, allowed)
+
+
+def _allowed(batch: ScheduledBatch) -> dict[int, NDArray[np.int64]]:
+    """The tokens that may follow those of `batch.sampled` that have a grammar, by their place there."""
+    allowed = allowed_tokens(batch, (EOS_TOKEN_ID,))
+    if allowed is None:
+        return {}
+    return dict(zip(allowed.places.tolist(), token_lists(allowed.bits), strict=True))
 
 
 def entries(tokens: TokenIds, start: int) -> NDArray[np.int64]:
@@ -95,12 +105,14 @@ def entries(tokens: TokenIds, start: int) -> NDArray[np.int64]:
     return (positions << 32) | tokens.astype(np.int64)
 
 
-def choose(context: NDArray[np.int64], mean_output_len: int) -> int:
-    """The token that follows this context."""
+def choose(context: NDArray[np.int64], mean_output_len: int, allowed: NDArray[np.int64] | None = None) -> int:
+    """The token that follows this context; another one when it is not among those `allowed`."""
     digest = zlib.crc32(context.tobytes())
-    if digest % mean_output_len == 0:
-        return EOS_TOKEN_ID
-    return FIRST_BYTE + int(_LETTERS[(digest >> 8) % len(_LETTERS)])
+    letter = FIRST_BYTE + int(_LETTERS[(digest >> 8) % len(_LETTERS)])
+    token = EOS_TOKEN_ID if digest % mean_output_len == 0 else letter
+    if allowed is None or token in allowed:
+        return token
+    return int(allowed[(digest >> 8) % len(allowed)]) if len(allowed) else NO_TOKEN
 
 
 def _certain(token: int, num_logprobs: int | None) -> TokenLogprob | None:

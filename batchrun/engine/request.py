@@ -3,12 +3,14 @@
 Knows nothing of text, Parquet or tensors; the job side and the engine side share this file and `errors`.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchrun.engine.grammar import CONSTRAINT_NAMES, Constraint, ConstraintName, Grammar
 from batchrun.errors import RowError
 
 FinishReason = Literal["stop", "length", "repetition", "error", "abort"]
@@ -23,7 +25,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` and the row's index
     and position key the randomness, so that it depends on neither batch, order nor resume. `logit_bias` are pairs of
     a token's id and what is added to its logit. A row ends once it repeats a pattern of up to
-    `repetition_max_pattern_size` tokens `repetition_min_count` times in a row; 0: never.
+    `repetition_max_pattern_size` tokens `repetition_min_count` times in a row; 0: never. At most one of `json_schema`
+    (JSON text), `regex`, `guided_choice` and `grammar` (Lark) is set, and the text must follow it.
     """
 
     max_tokens: int = 256
@@ -43,6 +46,10 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     repetition_min_count: int = 0
     repetition_max_pattern_size: int = 64
+    json_schema: str | None = None
+    regex: str | None = None
+    guided_choice: tuple[str, ...] = ()
+    grammar: str | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -52,6 +59,19 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         neutral = (1.0, 0.0, 0.0)
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != neutral
+
+    @property
+    def constraint_names(self) -> tuple[ConstraintName, ...]:
+        """Which constraints are set."""
+        return tuple(name for name in CONSTRAINT_NAMES if getattr(self, name))
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the text must be, when it must be anything."""
+        for name in self.constraint_names:
+            value: str | tuple[str, ...] = getattr(self, name)
+            return Constraint(name, value if isinstance(value, str) else json.dumps(value))
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +100,8 @@ class Request:
     nothing behind it has a future reader. `output_ids` are tokens generated before a resume. Where each row of the
     input has `num_samples`, `row_idx` counts all of them, those of one row together. With `num_logprobs` the completion
     has the log-probability of each token, and as many of the likeliest ones. `bad_words` are those of `sampling` as
-    tokens. Where there is a `reasoning_end`, stop strings and tokens count behind this text only. A request that
-    `reads` generates nothing: it is finished when its tokens are computed.
+    tokens, `grammar` is its compiled constraint. Where there is a `reasoning_end`, stop strings and tokens count behind
+    this text only. A request that `reads` generates nothing: it is finished when its tokens are computed.
     """
 
     row_idx: int
@@ -93,13 +113,15 @@ class Request:
     num_logprobs: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     reasoning_end: str | None = None
+    grammar: Grammar | None = None
     reads: TokenLogprobs | PooledHidden | None = None
     branch: int = 0
 
     @property
     def needs_known_tokens(self) -> bool:
         """Whether the next token depends on which the ones before are by more than the model."""
-        return self.sampling.has_penalties or any(len(word) > 1 for word in self.bad_words)
+        has_long_words = any(len(word) > 1 for word in self.bad_words)
+        return self.grammar is not None or self.sampling.has_penalties or has_long_words
 
     @property
     def input_row(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchrun.engine.allowed import allowed_tokens
 from batchrun.engine.batch import Samples, pack
 from batchrun.engine.graphs import CudaRecorder, StepGraphs
 from batchrun.engine.head import Halves
@@ -234,7 +235,9 @@ class TorchRunner:
         num_top = batch.items[0].sequence.request.num_logprobs
         # A copy: what is masked for sampling counts all the same.
         raw = logits.clone() if num_top is not None else None
-        tokens = sample(logits, batch.sampled, self._eos_token_ids)
+        # A GPU computes the logits meanwhile.
+        allowed = allowed_tokens(batch, self._eos_token_ids)
+        tokens = sample(logits, batch.sampled, self._eos_token_ids, allowed)
         return _Chosen(tokens, None if raw is None or num_top is None else logprobs_of(raw, tokens, num_top))
 
     def _read(self, batch: ScheduledBatch) -> Read:

@@ -1,4 +1,5 @@
-"""Logits to tokens, in vLLM's order: bias, penalties, bad words, min_tokens, temperature, min_p, top_k, top_p, a draw.
+"""Logits to tokens, in vLLM's order: grammar, bias, penalties, bad words, min_tokens, temperature, min_p, top_k, top_p,
+a draw.
 
 Randomness is a hash of (seed, row, position): it has no state, so a draw depends on neither batch nor order nor
 resume. Tokens that tie with the last one kept by top_k or top_p are kept too, so that no sort order matters.
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchrun.engine.allowed import AllowedTokens
 from batchrun.engine.queues import to_device
 from batchrun.engine.request import TokenIds
 from batchrun.engine.step import NO_TOKEN, Item
@@ -26,11 +28,14 @@ def sample(
     logits: Tensor,  # [num_sampled, vocab]
     items: tuple[Item, ...],
     eos_token_ids: tuple[int, ...],
+    allowed: AllowedTokens | None = None,
 ) -> Tensor:
     """int64 [num_sampled], on the device of the logits: the token behind each item, NO_TOKEN if logits are not finite.
 
     On a GPU nothing is waited for, except where rows have penalties, bias, bad words or `min_tokens`.
     """
+    if allowed is not None:
+        logits = _masked(logits, allowed)
     if any(_is_adjusted(item) for item in items):
         logits = logits.float().clone()
         for row, item in zip(logits, items, strict=True):
@@ -61,11 +66,43 @@ def _splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
+def _masked(
+    logits: Tensor,  # [num_sampled, vocab], changed in place
+    allowed: AllowedTokens,
+) -> Tensor:
+    """-inf where a row's grammar has no place for the token; other rows as they are."""
+    barred = ~allowed.bits.view(np.uint8)
+    if logits.is_cuda:
+        # An eighth of the bytes to copy.
+        bits = unpacked(to_device(barred, logits.device))
+    else:
+        # 0.2 ms for 64 rows of 49,152, against 3.3.
+        bits = torch.from_numpy(np.unpackbits(barred, axis=1, bitorder="little"))
+    is_barred = bits[:, : logits.shape[-1]].view(torch.bool)
+    if len(allowed.places) == len(logits):
+        return logits.masked_fill_(is_barred, -math.inf)
+    rows = to_device(allowed.places, logits.device)
+    logits[rows] = logits[rows].masked_fill_(is_barred, -math.inf)
+    return logits
+
+
+def unpacked(
+    packed: Tensor,  # uint8 [num_rows, num_bytes]
+) -> Tensor:
+    """uint8 [num_rows, 8 * num_bytes]: the bits, each byte's lowest first."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed[:, :, None] >> shifts) & 1).flatten(1)
+
+
 def _is_adjusted(item: Item) -> bool:
     request = item.sequence.request
-    sampling = request.sampling
-    is_biased = bool(sampling.logit_bias or request.bad_words)
-    return is_biased or sampling.has_penalties or item.output_len < sampling.min_tokens
+    is_biased = bool(request.sampling.logit_bias or request.bad_words)
+    return is_biased or request.sampling.has_penalties or _is_too_short(item)
+
+
+def _is_too_short(item: Item) -> bool:
+    """Whether its end must not come yet. A grammar sees to that itself: it may have no other token."""
+    return item.output_len < item.sequence.request.sampling.min_tokens and item.sequence.matcher is None
 
 
 def _adjust(
@@ -87,7 +124,7 @@ def _adjust(
         row[torch.from_numpy(ids.astype(np.int64)).to(row.device)] -= lost
     if barred := _completing(item.sequence.request.bad_words, item.context[item.sequence.prompt_len :]):
         row[barred] = -math.inf
-    if item.output_len < sampling.min_tokens:
+    if _is_too_short(item):
         ends = sampling.stop_token_ids if sampling.ignore_eos else (*eos_token_ids, *sampling.stop_token_ids)
         row[list(ends)] = -math.inf
 

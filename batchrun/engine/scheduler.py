@@ -156,13 +156,16 @@ class Scheduler:
         sequence, completion, num_right = item.sequence, None, 0
         for token, logprob in chosen:
             if token == NO_TOKEN:
-                completion = self._finish(sequence, "error", None, _NOT_FINITE)
+                completion = self._finish(sequence, "error", None, _failure(sequence) or _NOT_FINITE)
                 break
             is_guessed = sequence.is_guessed(token)
             sequence.resolve(token)
             if logprob is not None:
                 sequence.logprobs.append(logprob)
             self.counters.output_tokens += 1
+            if (failure := _failure(sequence)) is not None:
+                completion = self._finish(sequence, "error", None, failure)
+                break
             ending = self._ending(sequence, token, find_stop)
             if ending is not None:
                 completion = self._finish(sequence, *ending)
@@ -228,10 +231,10 @@ class Scheduler:
                 return "stop", token
             if stop is not None:
                 return "stop", stop
-            if sampling.repetition_min_count and repeats_itself(
-                sequence.output_ids, sampling.repetition_min_count, sampling.repetition_max_pattern_size
-            ):
-                return "repetition", None
+        if sequence.matcher is not None and sequence.matcher.has_ended:
+            return "stop", None
+        if output_len >= sampling.min_tokens and _repeats(sequence):
+            return "repetition", None
         return ("length", None) if output_len >= sampling.max_tokens else None
 
     def _finish(
@@ -291,3 +294,16 @@ class Scheduler:
         for sequences in (self.running, self.admission.preempted):
             arrivals = [sequence.arrival for sequence in sequences]
             assert arrivals == sorted(set(arrivals)), "not ordered by arrival"
+
+
+def _failure(sequence: Sequence) -> RowError | None:
+    """Why the sequence's grammar cannot say what comes next; None when it can, or there is none."""
+    failure = sequence.matcher.failure if sequence.matcher is not None else None
+    return None if failure is None else RowError("schema_unsupported", failure)
+
+
+def _repeats(sequence: Sequence) -> bool:
+    """Whether it says one thing as often in a row as its parameters do not want."""
+    sampling = sequence.request.sampling
+    least, longest = sampling.repetition_min_count, sampling.repetition_max_pattern_size
+    return least > 0 and repeats_itself(sequence.output_ids, least, longest)

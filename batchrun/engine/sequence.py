@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from batchrun.engine.grammar import Matcher
 from batchrun.engine.radix import Node
 from batchrun.engine.request import PooledHidden, Request, TokenIds, TokenLogprob, TokenLogprobs
 
@@ -38,9 +39,9 @@ class Sequence:
     `num_lost` tokens had been computed when the sequence was last preempted. The first `num_known` tokens are known;
     behind them are those that steps in flight sample. Between a step and its end, `num_draft` tokens behind the known
     ones are guesses that the step will prove or not. `logprobs` are those of the tokens generated, if asked for.
-    `is_answering`: it does not reason (any more). `text_len` is where a stop string begins in its text. Of a sequence
-    that is read, positions below `read_end` are in steps that were scheduled, and `readings` holds what came of those
-    that ended, up to `taken_end`.
+    `is_answering`: it does not reason (any more). `text_len` is where a stop string begins in its text. `matcher` has
+    accepted the known generated tokens, if there is a grammar to follow. Of a sequence that is read, positions below
+    `read_end` are in steps that were scheduled, and `readings` holds what came of those that ended, up to `taken_end`.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Sequence:
         "is_finished",
         "is_last_reader",
         "logprobs",
+        "matcher",
         "node",
         "num_computed",
         "num_draft",
@@ -91,6 +93,7 @@ class Sequence:
         self.swapped: Swapped | None = None
         self.read_end = self.taken_end = 0
         self.readings: list[NDArray[np.float64]] = []
+        self.matcher: Matcher | None = _resumed(request)
 
     @property
     def tokens(self) -> TokenIds:
@@ -170,6 +173,8 @@ class Sequence:
         assert self.has_pending, "a token that nobody expects"
         self._tokens[self.num_known] = token
         self.num_known += 1
+        if self.matcher is not None:
+            self.matcher.accept(token)
 
     def is_guessed(self, token: int) -> bool:
         """Whether the draft has `token` next."""
@@ -189,3 +194,13 @@ class Sequence:
         self.num_tokens = self.num_known
         self.num_computed = self.num_known - 1
         self.num_draft = 0
+
+
+def _resumed(request: Request) -> Matcher | None:
+    """Where the request's output stands in its grammar."""
+    if request.grammar is None:
+        return None
+    matcher = request.grammar.start()
+    for token in request.output_ids:
+        matcher.accept(token)
+    return matcher

@@ -137,4 +137,17 @@ def _params(body: Any) -> Mapping[str, Any] | None:
     if not isinstance(body, dict):
         return None
     given = {_RENAMED.get(str(key), str(key)): value for key, value in body.items() if key not in _PASSED_OVER}
+    if (schema := _response_schema(given.get("response_format"))) is not None:
+        del given["response_format"]
+        given["json_schema"] = schema
     return {key: value for key, value in given.items() if key not in _USUAL or value != _USUAL[key]}
+
+
+def _response_schema(response_format: Any) -> Any:
+    """The schema that a response is to have; None where nothing, or something else, is asked for."""
+    match response_format:
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return schema
+        case {"type": "json_object"}:
+            return {"type": "object"}
+    return None

@@ -4,13 +4,14 @@ Overrides travel as canonical JSON of what differs from the job's, so that equal
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from batchrun.engine.grammar import CONSTRAINT_NAMES, Constraint
 from batchrun.engine.request import SamplingParams
 from batchrun.job import Job
 from batchrun.nearest import nearest
@@ -18,18 +19,25 @@ from batchrun.plan.cells import is_text
 from batchrun.settings import plain_reason
 
 PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
+_NO_CONSTRAINT: dict[str, Any] = {name: getattr(SamplingParams(), name) for name in CONSTRAINT_NAMES}
 
 
 class ParamsReader:
     """Checks the cells of a parameters column: the names, types and limits are those of the job's own options."""
 
     def __init__(
-        self, base: SamplingParams, always: Mapping[str, Any] | None = None, vocab_size: int | None = None
+        self,
+        base: SamplingParams,
+        always: Mapping[str, Any] | None = None,
+        check: Callable[[Constraint], object] | None = None,
+        vocab_size: int | None = None,
     ) -> None:
-        """`always` are parameters of every row, whatever its cell says. Tokens must be of the vocabulary, if known."""
+        """`always` are parameters of every row, whatever its cell says. `check` raises ValueError for a constraint
+        that cannot be enforced; see `overrides`. Tokens must be of the vocabulary, if its size is known."""
         self._base = base
+        self._always = overriding(always or {})
+        self._check = check
         self._vocab_size = vocab_size
-        self._always = dict(always or {})
         # The job's fields themselves, so that a limit is stated once.
         options: dict[str, Any] = {name: (field.annotation, field) for name, field in _options().items()}
         self._model: type[BaseModel] = create_model(
@@ -44,7 +52,8 @@ class ParamsReader:
         Raises:
             ValueError: the reason, for the row's `invalid_params`.
         """
-        given = {key: value for key, value in _mapping(cell).items() if value is not None} | self._always
+        own = {key: value for key, value in _mapping(cell).items() if value is not None}
+        given = overriding(own) | self._always
         for key in given:
             if key not in PARAM_NAMES:
                 close = nearest(str(key), PARAM_NAMES)
@@ -61,7 +70,14 @@ class ParamsReader:
         _check_together(params)
         if self._vocab_size is not None:
             check_token_ids(params, self._vocab_size)
+        if params.constraint is not None and params.constraint != self._base.constraint and self._check is not None:
+            self._check(params.constraint)
         return text
+
+
+def overriding(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters that replace others; a constraint among them takes the place of any other one."""
+    return {**(_NO_CONSTRAINT if any(name in given for name in CONSTRAINT_NAMES) else {}), **given}
 
 
 def merged(base: SamplingParams, params: str | None) -> SamplingParams:
@@ -123,6 +139,11 @@ def _check_together(params: SamplingParams) -> None:
         raise ValueError("bad_words holds a blank text")
     if params.repetition_min_count == 1:
         raise ValueError("repetition_min_count 1 would end every answer at once; 2 is the least")
+    names = params.constraint_names
+    if len(names) > 1:
+        raise ValueError(f"{' and '.join(names)} exclude each other")
+    if names and params.ignore_eos:
+        raise ValueError(f"ignore_eos cannot go with {names[0]}, which says where a text ends")
 
 
 def _known() -> str:

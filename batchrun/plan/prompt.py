@@ -4,25 +4,27 @@ Knows nothing of files, sorting or engines. Whatever is wrong with one row becom
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from batchrun.engine.grammar import Constraint
 from batchrun.errors import DataError, RowError, UsageError
+from batchrun.grammars import ConstraintUnsupported, Grammars
 from batchrun.plan.asked import asked_choices, asked_target
 from batchrun.plan.batch_requests import CUSTOM_ID, BatchRequests
 from batchrun.plan.cells import column_values, row_numbers
 from batchrun.plan.continuations import Continuations, Joined, continuations, join, prefix_token
 from batchrun.plan.fit import MARGIN_TOKENS, Fit
-from batchrun.plan.params import ParamsReader, can_hold_params, check_token_ids
+from batchrun.plan.params import ParamsReader, can_hold_params, check_token_ids, overriding
 from batchrun.plan.prompt_source import MessagesColumn, has_prompt, prompt_source
 from batchrun.plan.source import require_column
 
 if TYPE_CHECKING:
-    from batchrun.engine.request import TokenIds
+    from batchrun.engine.request import SamplingParams, TokenIds
     from batchrun.job import Job
     from batchrun.model_spec import ModelSpec
     from batchrun.tokenizer import Conversation, Tokenizer
@@ -60,7 +62,8 @@ class PromptRenderer:
         """`schema` is the input's; `always` are sampling parameters of every row, whatever its own say.
 
         Raises:
-            DataError: a column is missing or of the wrong type, or the template does not fit the columns.
+            DataError: a column is missing or of the wrong type, the template does not fit the columns, or a constraint
+                cannot be enforced.
             UsageError: chat options that the model cannot serve, or a length beyond the model's.
         """
         self._tokenizer = tokenizer
@@ -80,7 +83,9 @@ class PromptRenderer:
             check_token_ids(job.sampling, spec.vocab_size)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        self._params = ParamsReader(job.sampling, always, spec.vocab_size)
+        self._grammars, self._reasons = Grammars(tokenizer, spec), job.reasoning_end is not None
+        self._check_constraint(replace(job.sampling, **overriding(always or {})))
+        self._params = ParamsReader(job.sampling, always, self._check_form, spec.vocab_size)
         self._has_params = job.params_col is not None or bool(always) or isinstance(self._source, BatchRequests)
         if job.params_col is not None:
             kind = require_column(schema, job.params_col, "--params-col").type
@@ -181,6 +186,23 @@ class PromptRenderer:
                 return asked_choices(texts, joined.endings)
         return params
 
+    def _check_constraint(self, sampling: "SamplingParams") -> None:
+        """Raises DataError when the constraint of all rows cannot be enforced."""
+        if sampling.constraint is None:
+            return
+        try:
+            self._check_form(sampling.constraint)
+        except ConstraintUnsupported as error:
+            raise DataError(f"--{str(error).replace('_', '-', 1)}; leave it out or say it otherwise") from error
+
+    def _check_form(self, constraint: Constraint) -> None:
+        """Raises ConstraintUnsupported: it cannot be enforced."""
+        if self._reasons:
+            raise ConstraintUnsupported(
+                constraint, "the whole output follows it, and --reasoning-end has some before it"
+            )
+        self._grammars.compile(constraint)
+
     def _check_chat(self, job: "Job", model: str) -> None:
         if self._uses_chat and not self._tokenizer.has_chat_template:
             raise UsageError(f"{model} has no chat template: give one with --chat-template, or --chat off")
@@ -206,7 +228,8 @@ class PromptRenderer:
             except ValueError as error:
                 where = "" if self._params_col is None else f"column {self._params_col!r}: "
                 message = f"row {rows[index]}: {where}{error}; correct it, or null for the job's"
-                errors[index] = RowError("invalid_params", message)
+                is_constraint = isinstance(error, ConstraintUnsupported)
+                errors[index] = RowError("schema_unsupported" if is_constraint else "invalid_params", message)
         return params, errors
 
     def _params_cells(self, batch: pa.RecordBatch) -> "Sequence[Any | RowError]":

@@ -19,7 +19,7 @@ from batchrun.engine.request import Completion, Request, TokenLogprobs
 from batchrun.job import ChoiceNormalise, Job
 from batchrun.plan.asked import Choice, choices_of, contexts_of
 from batchrun.tasks.generate import PlannedRow, prefixed
-from batchrun.tasks.scored import result_rows, with_usual
+from batchrun.tasks.scored import ReadingTask, result_rows, with_usual
 
 COLUMNS = with_usual(
     [
@@ -44,11 +44,8 @@ class Chain:
     asked: tuple[tuple[Context, int], ...]
 
 
-class ChooseTask:
+class ChooseTask(ReadingTask):
     """Labels for a job's rows."""
-
-    num_samples = 1
-    can_resume = True
 
     def __init__(self, job: Job, *, shares_prefixes: bool) -> None:
         self.sampling = job.sampling

@@ -8,7 +8,7 @@ import pyarrow as pa
 from batchrun.engine.request import Completion, PooledHidden, Request
 from batchrun.job import Job
 from batchrun.tasks.generate import PlannedRow, prefixed
-from batchrun.tasks.scored import result_rows, with_usual
+from batchrun.tasks.scored import ReadingTask, result_rows, with_usual
 
 
 def columns(hidden_size: int) -> pa.Schema:
@@ -16,11 +16,8 @@ def columns(hidden_size: int) -> pa.Schema:
     return with_usual([("embedding", pa.list_(pa.float32(), hidden_size))])
 
 
-class EmbedTask:
+class EmbedTask(ReadingTask):
     """Embeddings of the rows' prompts."""
-
-    num_samples = 1
-    can_resume = True
 
     def __init__(self, job: Job, hidden_size: int, *, shares_prefixes: bool) -> None:
         self.sampling = job.sampling

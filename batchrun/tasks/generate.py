@@ -12,10 +12,13 @@ import pyarrow as pa
 
 from batchrun.engine.request import Completion, Request, TokenIds, TokenLogprob
 from batchrun.errors import RowError
+from batchrun.grammars import ConstraintUnsupported, Grammars
 from batchrun.job import Job
 from batchrun.plan.params import merged
+from batchrun.tasks.parsed import parsed, parsed_type
 from batchrun.tokenizer import Tokenizer
 
+_QUOTED_CHARS = 40
 ERROR_TYPE = pa.struct([("type", pa.string()), ("message", pa.string())])
 _TOP_TYPE = pa.list_(pa.struct([("token_id", pa.int32()), ("logprob", pa.float32())]))
 _LOGPROBS_TYPE = pa.list_(
@@ -65,15 +68,19 @@ class PlannedRow:
 class GenerateTask:
     """Text for each row of a job; `max_model_len` bounds prompt and output together, in tokens."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, max_model_len: int, *, shares_prefixes: bool) -> None:
+    def __init__(
+        self, job: Job, tokenizer: Tokenizer, grammars: Grammars, max_model_len: int, *, shares_prefixes: bool
+    ) -> None:
         self.sampling = job.sampling
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._max_model_len = max_model_len
         self._num_logprobs = job.logprobs
         self._reasoning_start, self._reasoning_end = job.reasoning_start, job.reasoning_end
         self._bad_words = cache(partial(_bad_words, tokenizer))
         self._prefix = job.output_prefix
         self._columns = columns(job)
+        self._parsed = self._columns.field("parsed").type if "parsed" in self._columns.names else None
         self._shares_prefixes = shares_prefixes
         self.num_samples = job.n
 
@@ -87,6 +94,7 @@ class GenerateTask:
         sampling = merged(self.sampling, row.params)
         room = self._max_model_len - len(row.token_ids)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        grammar = None if sampling.constraint is None else self._grammars.compile(sampling.constraint)
         request = Request(
             row.row_idx,
             row.token_ids,
@@ -97,37 +105,88 @@ class GenerateTask:
             num_logprobs=self._num_logprobs,
             bad_words=self._bad_words(sampling.bad_words),
             reasoning_end=self._reasoning_end,
+            grammar=grammar,
         )
         return (request,)
+
+    def refusal(self, row: PlannedRow) -> RowError | None:
+        """Why the row's constraint cannot be enforced, though it could when the row was planned."""
+        constraint = merged(self.sampling, row.params).constraint
+        try:
+            _ = constraint and self._grammars.compile(constraint)
+        except ConstraintUnsupported as error:
+            return RowError("schema_unsupported", f"row {self._input_row(row)}: {error}")
+        return None
+
+    def checked(self, row: PlannedRow, completion: Completion) -> Completion:
+        """The completion, with an error when its text is not what the row's constraint asks for."""
+        constraint = merged(self.sampling, row.params).constraint
+        if constraint is None or completion.error is not None:
+            return completion
+        text = self._tokenizer.decode(completion.token_ids)[: completion.text_len]
+        answer = text if isinstance(completion.stop_reason, str) else completion.token_ids
+        if self._grammars.compile(constraint).describes(answer):
+            return self._fitting(row, completion, text)
+        match completion.finish_reason:
+            case "length":
+                how, remedy = f"cut at {len(completion.token_ids):,} tokens", "raise max_tokens"
+            case "repetition":
+                how, remedy = "ended since it repeats itself", "raise repetition_min_count"
+            case _:
+                how, remedy = f"ended by {completion.stop_reason!r}", "leave out what stops it"
+        said = (
+            f"row {self._input_row(row)}: {how} before the text was complete by {constraint.name}; {remedy}; its end: "
+        )
+        return replace(completion, error=RowError("schema_violation", said + repr(text[-_QUOTED_CHARS:])))
+
+    def _fitting(self, row: PlannedRow, completion: Completion, text: str) -> Completion:
+        """The completion of a text that follows its constraint, with an error when `parsed` has no room for it."""
+        try:
+            self._value(row, completion, text)
+        except ValueError as error:
+            return replace(completion, error=RowError("schema_violation", f"row {self._input_row(row)}: {error}"))
+        return completion
+
+    def _value(self, row: PlannedRow, completion: Completion, text: str) -> object:
+        """What the text says under the job's schema; None under another constraint, and of a failed row."""
+        constraint = merged(self.sampling, row.params).constraint
+        if self._parsed is None or completion.error is not None or constraint != self.sampling.constraint:
+            return None
+        return parsed(text, self._parsed)
+
+    def _input_row(self, row: PlannedRow) -> int:
+        return row.row_idx // self.num_samples
 
     def fold(self, finished: Sequence[tuple[PlannedRow, tuple[Completion, ...]]]) -> pa.Table:
         """The result rows of finished rows and their duplicates; `columns`."""
         texts = self._tokenizer.decode_batch([completion.token_ids for _, (completion,) in finished])
         rows = [
-            _result(row_idx, completion, self._split(text, completion), row.shared_len if self._shares_prefixes else 0)
+            _result(row_idx, completion, said, row.shared_len if self._shares_prefixes else 0)
             for (row, (completion,)), text in zip(finished, texts, strict=True)
+            for said in (self._said(row, text, completion),)
             for row_idx in (row.row_idx, *row.duplicates)
         ]
         return prefixed(pa.Table.from_pylist(rows, schema=self._columns), self._prefix)
 
-    def _split(self, text: str, completion: Completion) -> "_Text":
-        """The text up to a stop string, without and with what it reasons before it answers.
+    def _said(self, row: PlannedRow, text: str, completion: Completion) -> "_Said":
+        """The text up to a stop string, without and with what it reasons before it answers, and what it parses to.
 
         As vLLM's parsers have it, all is reasoning where it does not end.
         """
         text = text[: completion.text_len]
         if self._reasoning_end is None:
-            return _Text(text)
+            return _Said(text, parsed=self._value(row, completion, text))
         reasoning, _, answer = text.partition(self._reasoning_end)
-        return _Text(answer, reasoning.removeprefix(self._reasoning_start))
+        return _Said(answer, reasoning.removeprefix(self._reasoning_start))
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _Said:
     """What a row says."""
 
     answer: str
     reasoning: str | None = None
+    parsed: object = None
 
 
 def _bad_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
@@ -147,8 +206,9 @@ def columns(job: Job) -> pa.Schema:
     """The result's, known before anything runs."""
     *others, error = _COLUMNS
     reasoning = [_REASONING] if job.reasoning_end is not None else []
+    form = [] if job.json_schema is None else [pa.field("parsed", parsed_type(job.json_schema))]
     logprobs = _LOGPROB_COLUMNS if job.logprobs is not None else ()
-    return pa.schema([*others, *reasoning, *logprobs, error])
+    return pa.schema([*others, *reasoning, *form, *logprobs, error])
 
 
 def prefixed(rows: pa.Table, prefix: str) -> pa.Table:
@@ -161,17 +221,18 @@ def failed(row: PlannedRow, error: RowError) -> Completion:
     return Completion(row.row_idx, (), "error", prompt_tokens=len(row.token_ids), error=error)
 
 
-def _result(row_idx: int, completion: Completion, text: _Text, cached_tokens: int) -> dict[str, object]:
+def _result(row_idx: int, completion: Completion, said: _Said, cached_tokens: int) -> dict[str, object]:
     stop, error = completion.stop_reason, completion.error
     return {
         "row_idx": row_idx,
-        "text": None if error else text.answer,
+        "text": None if error else said.answer,
         "finish_reason": completion.finish_reason,
         "stop_reason": None if stop is None else str(stop),
         "prompt_tokens": completion.prompt_tokens,
         "cached_tokens": cached_tokens,
         "completion_tokens": len(completion.token_ids),
-        "reasoning": None if error else text.reasoning,
+        "reasoning": None if error else said.reasoning,
+        "parsed": said.parsed,
         "logprob": None if error else math.fsum(one.logprob for one in completion.logprobs),
         "logprobs": None if error else list(map(_listed, completion.token_ids, completion.logprobs)),
         "error": None if error is None else {"type": error.type, "message": error.message},

@@ -14,7 +14,7 @@ from batchrun.engine.request import Completion, Request, TokenIds, TokenLogprobs
 from batchrun.job import Job
 from batchrun.plan.asked import target_tokens
 from batchrun.tasks.generate import PlannedRow, prefixed
-from batchrun.tasks.scored import result_rows, with_usual
+from batchrun.tasks.scored import ReadingTask, result_rows, with_usual
 
 COLUMNS = with_usual(
     [
@@ -35,11 +35,8 @@ class Window:
     num_scored: int
 
 
-class ScoreTask:
+class ScoreTask(ReadingTask):
     """Log-likelihoods of the rows' targets; a window has at most `max_model_len` tokens."""
-
-    num_samples = 1
-    can_resume = True
 
     def __init__(self, job: Job, max_model_len: int, *, shares_prefixes: bool) -> None:
         self.sampling = job.sampling

@@ -1,4 +1,4 @@
-"""Columns that all tasks have which read a row instead of continuing it, and rows of them."""
+"""What all tasks have in common which read a row instead of continuing it: their usual columns, and rows of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchrun.engine.request import Completion
+from batchrun.errors import RowError
 from batchrun.tasks.generate import ERROR_TYPE, PlannedRow
 
 _FIRST = [pa.field("row_idx", pa.int64(), nullable=False)]
@@ -14,6 +15,21 @@ _LAST = [
     pa.field("cached_tokens", pa.int32(), nullable=False),
     pa.field("error", ERROR_TYPE),
 ]
+
+
+class ReadingTask:
+    """What all such tasks have in common: a row is read once, and nothing in it can be resumed or refused."""
+
+    num_samples = 1
+    can_resume = True
+
+    def refusal(self, row: PlannedRow) -> RowError | None:
+        """A row that was planned can be read."""
+        return None
+
+    def checked(self, row: PlannedRow, completion: Completion) -> Completion:
+        """What was read is what it is."""
+        return completion
 
 
 def with_usual(own: Sequence[tuple[str, pa.DataType]]) -> pa.Schema:

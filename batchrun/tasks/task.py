@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from batchrun.engine.request import Completion, Request, SamplingParams
+from batchrun.errors import RowError
+from batchrun.grammars import Grammars
 from batchrun.job import Job
 from batchrun.tasks import choose, embed, generate, score
 from batchrun.tasks.choose import ChooseTask
@@ -36,6 +38,14 @@ class Task(Protocol):
         """What to run for a row, in the order in which it shares; `output_ids` it has generated before go on."""
         ...
 
+    def refusal(self, row: PlannedRow) -> RowError | None:
+        """Why a row cannot be run, though it could when it was planned."""
+        ...
+
+    def checked(self, row: PlannedRow, completion: Completion) -> Completion:
+        """The completion, with an error when it is not what the row asks for."""
+        ...
+
     def fold(self, finished: Sequence[tuple[PlannedRow, tuple[Completion, ...]]]) -> pa.Table:
         """The result rows of finished rows and their duplicates, out of the completions of all their requests."""
         ...
@@ -46,7 +56,9 @@ def make_task(job: Job, tokenizer: "Tokenizer", spec: "ModelSpec", *, shares_pre
     max_model_len = min(job.max_model_len or spec.max_model_len, spec.max_model_len)
     match job.task:
         case "generate":
-            return GenerateTask(job, tokenizer, max_model_len, shares_prefixes=shares_prefixes)
+            return GenerateTask(
+                job, tokenizer, Grammars(tokenizer, spec), max_model_len, shares_prefixes=shares_prefixes
+            )
         case "score":
             return ScoreTask(job, max_model_len, shares_prefixes=shares_prefixes)
         case "choose":

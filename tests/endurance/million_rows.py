@@ -22,11 +22,10 @@ import click
 import numpy as np
 import pyarrow as pa
 
-from batchrun.job import Job
+from batchrun.opened import open_job, stored_job
 from batchrun.plan.plan import load_plan, read_unit
 from batchrun.store.layout import Layout
 from batchrun.store.store import Store
-from batchrun.tasks.generate import result_schema
 from tests.endurance.big_plan import write
 
 _TAIL_ROWS = 2000
@@ -51,7 +50,7 @@ def commit_all_but(out: Path, tail_rows: int, num_parts: int) -> None:
     store = Store.open(out)
     plan = load_plan(store.at.plan)
     assert plan is not None
-    schema, left = result_schema(Job.model_validate(store.job)), plan.summary.num_rows - tail_rows
+    schema, left = open_job(stored_job(str(out))).results, plan.summary.num_rows - tail_rows
     rows_a_part = max(1, plan.summary.num_rows // num_parts)
     with store.lock():
         for unit in plan.units:

@@ -85,6 +85,22 @@ def test_a_request_that_cannot_run_is_a_row_with_an_error(planned, write, wrong,
     assert message in second[0]["message"]
 
 
+def test_a_response_format_becomes_the_rows_schema(planned, write):
+    schema = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+    formats = (
+        {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}},
+        {"type": "json_object"},
+        {"type": "text"},
+        {"type": "json_schema", "json_schema": {"schema": {"not": {}}}},
+    )
+    path = write(*(request(str(at), response_format=each) for at, each in enumerate(formats)))
+    *good, bad = planned(path)
+    assert [params and json.loads(params) for _, params in good] == [
+        {"json_schema": json.dumps(schema, separators=(",", ":"))}, {"json_schema": '{"type":"object"}'}, None
+    ]  # fmt: skip
+    assert bad[0]["type"] == "schema_unsupported"
+
+
 def test_names_must_be_there_and_unique(planned, write):
     with pytest.raises(DataError, match="rows 0 and 1 have the same id 'a' in column 'custom_id'"):
         planned(write(request("a"), request("a")))
