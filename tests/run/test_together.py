@@ -52,7 +52,7 @@ def test_samples_of_a_schema_in_the_order_of_the_run_have_their_values(echo_job,
 
 def test_a_stopped_job_of_samples_with_a_form_goes_on(echo_job, sampling, tmp_path):
     job, straight = echo_job(200, tmp_path / "a"), echo_job(200, tmp_path / "b")
-    straight.submit(**SAMPLES, **FORM)
+    straight.submit(max_num_seqs=8, **SAMPLES, **FORM)
     with pytest.raises(StoppedEarly):
         job.submit(StoppedSoon(), drain_timeout=0, max_num_seqs=8, **SAMPLES, **FORM)
     job.submit(max_num_seqs=8, **SAMPLES, **FORM)
