@@ -1,8 +1,7 @@
 """From parts to OUT: results joined with the input's columns, proved complete, in one rename.
 
 Reads the input a second time, in step with the sorted results or into a file that is mapped, so that memory does not
-grow with the job. Knows
-nothing of models or prompts.
+grow with the job. Knows nothing of models or prompts.
 """
 
 import json
