@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed
 from batchrun.store.durable import new_name, remove, storage_errors, sync_folder, write_file
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import JOB_ID_KEY, read_part, read_row_idx
-from batchrun.store.result_files import ResultFiles, Shape
+from batchrun.store.result_files import ResultFiles, Shape, as_read
 from batchrun.store.store import Store
 
 _WINDOW_ROWS = 16_384
@@ -68,7 +67,7 @@ def publish(
             files.append(columns)
             num_rows += len(columns[0])
         written = files.close()
-        _expose(store, staging, written, shape.order)
+        _expose(store, staging, written, as_read(files.schema), shape.order)
         return Publication(store.at.out, num_rows, len(written))
     finally:
         # Also after a full disk: what cannot be published must not hold the space that the next try needs.
@@ -184,7 +183,7 @@ def _named(rows: NDArray[np.int64]) -> str:
     return shown if len(rows) <= _NUM_NAMED else f"{shown} … ({len(rows)} rows)"
 
 
-def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], order: str) -> None:
+def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], schema: pa.Schema, order: str) -> None:
     """From a finished folder to OUT. Before the rename to `ready` nothing is published; after it, OUT will be."""
     at = store.at
     # Whoever has taken the job over meanwhile swept `staging` if it was there before, and is told here if it was not.
@@ -193,8 +192,6 @@ def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], or
         # The folders' names before their own; the files were synced one by one.
         for folder in (*(path for path in staging.iterdir() if path.is_dir()), staging):
             sync_folder(folder)
-        # As a reader sees them: Parquet has names of its own for what is in a list.
-        schema = pq.read_schema(staging / str(written[0]["name"]))
         columns = {field.name: str(field.type) for field in schema}
         manifest = {"files": written, "schema": columns, "order": order}
         # Before `ready`, so that a published OUT always has its manifest; without OUT a manifest means nothing.
