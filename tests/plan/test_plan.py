@@ -249,14 +249,14 @@ import resource, sys
 from pathlib import Path
 from batchrun.job import Job
 from batchrun.model_spec import ModelSpec
-from batchrun.plan import plan, source
+from batchrun.plan import planner, source
 from batchrun.tokenizer import EchoTokenizer
 spec = ModelSpec("echo", "Echo", 1, 1, 1, 259, 10_000, (2,), "echo")
-order = plan.Order
-plan.Order = lambda folder: order(folder, 8 << 20)
+order = planner.Order
+planner.Order = lambda folder: order(folder, 8 << 20)
 for limit in (16_000, 64_000):
     job = Job(inputs=(sys.argv[1],), output="out", limit=limit)
-    made = plan.make_plan(job, source.expand(job.inputs), EchoTokenizer(), spec, Path(sys.argv[2]))
+    made = planner.make_plan(job, source.expand(job.inputs), EchoTokenizer(), spec, Path(sys.argv[2]))
     print(made.summary.unique_prompt_tokens, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
     numbers = np.random.default_rng(5).permutation(64_000).tolist()
