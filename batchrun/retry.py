@@ -94,7 +94,9 @@ def _unfinished(opened: OpenedJob, asked: Mapping[str, Any]) -> int | None:
 
 def _selected(opened: OpenedJob, where: str) -> NDArray[np.int64]:
     at, prefix = opened.store.at, opened.job.output_prefix
-    return select_rows(sorted(at.out.rglob("*.parquet")), where, f"{prefix}row_idx", opened.store.tmp)
+    with storage_errors(at.out):
+        files = sorted(at.out.rglob("*.parquet"))
+    return select_rows(files, where, f"{prefix}row_idx", opened.store.tmp)
 
 
 def _take_back(opened: OpenedJob, rows: NDArray[np.int64], asked: Mapping[str, Any], observe: Observe) -> None:
