@@ -113,11 +113,7 @@ def batchrun() -> None:
 
 def main() -> None:
     """The entry point of the installed command."""
-    # The libraries make a million objects that stay; looking through them again and again takes over half a second,
-    # and as long once more at the exit.
+    # The libraries make a million objects that stay; looking through them again and again takes over half a second.
     gc.set_threshold(100_000)
     signal.signal(signal.SIGINT, interrupt_once)
-    try:
-        batchrun(prog_name="batchrun")
-    finally:
-        gc.freeze()
+    batchrun(prog_name="batchrun")

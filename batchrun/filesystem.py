@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)")
-_EXTRAS = {"s3": "s3fs is not installed; pip install 'batchrun[s3]'"}
+_CLIENTS = {"s3": "s3fs is not installed; pip install s3fs"}
 
 
 class Unreachable(Exception):
@@ -51,7 +51,7 @@ def locate(url: str) -> Location:
         # What was listed a while ago decides nothing.
         filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
-        raise Unreachable(_EXTRAS.get(protocol, f"needs a package that is missing: {error}")) from error
+        raise Unreachable(_CLIENTS.get(protocol, f"needs a package that is missing: {error}")) from error
     except ValueError as error:
         raise Unreachable(f"{str(error).strip()}; give a path or a URL such as s3://bucket/name") from error
     return Location(filesystem, protocol, str(path))

@@ -94,7 +94,8 @@ def _unfinished(opened: OpenedJob, asked: Mapping[str, Any]) -> int | None:
 
 def _selected(opened: OpenedJob, where: str) -> NDArray[np.int64]:
     at, prefix = opened.store.at, opened.job.output_prefix
-    files = sorted(at.out.rglob("*.parquet"))
+    with storage_errors(at.out):
+        files = sorted(at.out.rglob("*.parquet"))
     return select_rows(files, where, f"{prefix}row_idx", opened.job.n, opened.store.tmp)
 
 

@@ -19,13 +19,15 @@ def element_bytes(job: "Job") -> int:
 
 
 class PeakTokens:
-    """The most tokens that `num_seqs` neighbours in plan order occupy when all are at their full length.
+    """The most tokens that `num_seqs` neighbours in plan order occupy, in whole blocks, when all are at full length.
 
-    Tokens that neighbours share count once.
+    Blocks that neighbours share count once. One that they share in part each has for itself, as each has the one of its
+    prompt's last token, which it computes.
     """
 
-    def __init__(self, num_seqs: int) -> None:
+    def __init__(self, num_seqs: int, block_size: int) -> None:
         self._num_seqs = num_seqs
+        self._block_size = block_size
         # Of the last rows, up to `num_seqs` of them: what each shares with the row before it, and what it adds.
         self._shared = np.empty(0, dtype=np.int64)
         self._added = np.empty(0, dtype=np.int64)
@@ -33,8 +35,10 @@ class PeakTokens:
 
     def add(self, shared: NDArray[np.int64], prompt_len: NDArray[np.int64], output_len: NDArray[np.int64]) -> None:
         """The next rows; `shared` [num_rows] is what each has in common with the row before it. All in tokens."""
+        size = self._block_size
+        shared = np.minimum(shared, prompt_len - 1) // size * size
         self._shared = np.concatenate([self._shared, shared])
-        self._added = np.concatenate([self._added, prompt_len - shared + output_len])
+        self._added = np.concatenate([self._added, -(-(prompt_len + output_len) // size) * size - shared])
         done = np.concatenate([[0], np.cumsum(self._added)])
         width = min(self._num_seqs, len(self._added))
         # The first row of a window brings its whole prompt.

@@ -19,8 +19,9 @@ _ANY_ROW = -1
 class RowKeys:
     """Two keys for each row of a unit, both of `KEY_TYPE`.
 
-    Rows with the same `prompt` key were asked the same. Rows with the same `answer` key have the same answer: of a
-    sampled row it holds the row's number too, which its randomness is made of.
+    Rows with the same `prompt` key were asked the same, if perhaps with other parameters. Rows with the same `answer`
+    key have the same answer: it holds the parameters too, and of a sampled row its number, which its randomness is made
+    of.
     """
 
     prompt: pa.Array  # [num_rows]
@@ -35,10 +36,10 @@ def row_keys(unit: pa.Table, is_greedy: Callable[[str | None], bool]) -> RowKeys
     prompts, answers = [], []
     for at, (row, params) in enumerate(zip(unit.column("row_idx").to_pylist(), _params(unit), strict=True)):
         digest = hashlib.blake2b(raw[ends[at] : ends[at + 1]], digest_size=_KEY_BYTES)
+        prompts.append(digest.digest())
         # Behind the two parts the length of the first: where it ends is then part of what is hashed.
         digest.update(f"{params or ''}{ends[at + 1] - ends[at]:016x}".encode())
-        prompts.append(_finished(digest, _ANY_ROW))
-        answers.append(prompts[-1] if is_greedy(params) else _finished(digest, row))
+        answers.append(_finished(digest, _ANY_ROW if is_greedy(params) else row))
     return RowKeys(pa.array(prompts, KEY_TYPE), pa.array(answers, KEY_TYPE))
 
 

@@ -127,7 +127,7 @@ class _Planner:
         self._scratch = staging / "scratch"
         self._order = Order(self._scratch)
         self._writer = UnitWriter(staging)
-        self._peak = PeakTokens(job.max_num_seqs or _USUAL_NUM_SEQS)
+        self._peak = PeakTokens(job.max_num_seqs or _USUAL_NUM_SEQS, job.block_size)
         self._tally = _Tally()
         self._folder = staging
         self._again = again

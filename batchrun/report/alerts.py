@@ -18,6 +18,10 @@ _HIT_RATE = 0.30
 _MOST_NODES = 50_000
 _SPREAD = 3.0
 _CORES = 0.7
+_OUT_OF_TURN = (
+    "where long prompts hold up others, --schedule chunked with a smaller --long-row-tokens helps; "
+    "where rows only wait for their turn, nothing is wrong"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,7 @@ def _spread(seen: _Seen) -> Verdict:
     if not p50 or not p99:
         return Verdict("first tokens in turn", "unknown", "no row has had its first token", limit)
     is_wide = p99 / p50 > _SPREAD
-    advice = "long prompts hold up others: --schedule chunked with a smaller --long-row-tokens" if is_wide else ""
+    advice = _OUT_OF_TURN if is_wide else ""
     measured = f"p99 is {p99 / p50:.1f} times p50"
     return Verdict("first tokens in turn", "hint" if is_wide else "ok", measured, limit, advice)
 

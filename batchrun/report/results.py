@@ -1,7 +1,8 @@
 """What the committed rows of a job look like: lengths, why they ended, what went wrong. Read from the parts."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def _lengths(parts: list[Path], prefix: str) -> tuple[NDArray[np.int64], NDArray
     return prompts, outputs, reasons
 
 
-def _batches(parts: list[Path], columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(parts: list[Path], columns: list[str]) -> Generator[pa.RecordBatch]:
     for part in parts:
         with pq.ParquetFile(part) as file:
             yield from file.iter_batches(columns=columns, use_threads=False)
@@ -91,12 +92,14 @@ def _errors(parts: list[Path], prefix: str, num_errors: Mapping[str, int], num_s
     wanted = {name: min(count, _EXAMPLES_OF_A_TYPE) for name, count in num_errors.items()}
     found: defaultdict[str, list[FailedRow]] = defaultdict(list)
     columns = [prefix + name for name in ("row_idx", "error")]
-    for batch in _batches([part for part in parts if read_counts(part).failed], columns):
-        failed_rows = batch.filter(batch.column(columns[1]).is_valid())
-        for row_idx, error in zip(*(failed_rows.column(name) for name in columns), strict=True):
-            failed = FailedRow(row_idx.as_py() // num_samples, **error.as_py())
-            if len(found[failed.type]) < _EXAMPLES_OF_A_TYPE:
-                found[failed.type].append(failed)
-        if all(len(found[name]) >= count for name, count in wanted.items()):
-            break
+    # Closed here: of a reader that is left in the middle and collected later, nobody would hear what failed.
+    with closing(_batches([part for part in parts if read_counts(part).failed], columns)) as batches:
+        for batch in batches:
+            failed_rows = batch.filter(batch.column(columns[1]).is_valid())
+            for row_idx, error in zip(*(failed_rows.column(name) for name in columns), strict=True):
+                failed = FailedRow(row_idx.as_py() // num_samples, **error.as_py())
+                if len(found[failed.type]) < _EXAMPLES_OF_A_TYPE:
+                    found[failed.type].append(failed)
+            if all(len(found[name]) >= count for name, count in wanted.items()):
+                break
     return [row for name in sorted(found, key=lambda name: -num_errors.get(name, 0)) for row in found[name]]

@@ -1,8 +1,7 @@
 """From parts to OUT: results joined with the input's columns, proved complete, in one rename.
 
 Reads the input a second time, in step with the sorted results or into a file that is mapped, so that memory does not
-grow with the job. Knows
-nothing of models or prompts.
+grow with the job. Knows nothing of models or prompts.
 """
 
 import json
@@ -13,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed
 from batchrun.store.durable import new_name, remove, storage_errors, sync_folder, write_file
 from batchrun.store.merge import MergedParts, row_indices
 from batchrun.store.parts import JOB_ID_KEY, read_part, read_row_idx
-from batchrun.store.result_files import ResultFiles, Shape
+from batchrun.store.result_files import ResultFiles, Shape, as_read
 from batchrun.store.samples import published, split
 from batchrun.store.store import Store
 
@@ -74,7 +72,7 @@ def publish(
             files.append(columns)
             num_rows += len(columns[0])
         written = files.close()
-        _expose(store, staging, written, shape.order)
+        _expose(store, staging, written, as_read(files.schema), shape.order)
         return Publication(store.at.out, num_rows, len(written))
     finally:
         # Also after a full disk: what cannot be published must not hold the space that the next try needs.
@@ -197,7 +195,7 @@ def _named(numbers: NDArray[np.int64], num_samples: int) -> str:
     return shown if len(rows) <= _NUM_NAMED else f"{shown} … ({len(rows)} rows)"
 
 
-def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], order: str) -> None:
+def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], schema: pa.Schema, order: str) -> None:
     """From a finished folder to OUT. Before the rename to `ready` nothing is published; after it, OUT will be."""
     at = store.at
     # Whoever has taken the job over meanwhile swept `staging` if it was there before, and is told here if it was not.
@@ -206,8 +204,6 @@ def _expose(store: Store, staging: Path, written: list[dict[str, str | int]], or
         # The folders' names before their own; the files were synced one by one.
         for folder in (*(path for path in staging.iterdir() if path.is_dir()), staging):
             sync_folder(folder)
-        # As a reader sees them: Parquet has names of its own for what is in a list.
-        schema = pq.read_schema(staging / str(written[0]["name"]))
         columns = {field.name: str(field.type) for field in schema}
         manifest = {"files": written, "schema": columns, "order": order}
         # Before `ready`, so that a published OUT always has its manifest; without OUT a manifest means nothing.

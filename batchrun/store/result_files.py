@@ -51,8 +51,8 @@ class ResultFiles:
         self._whole = schema
         self._shape = shape
         by = shape.partition_by
-        self._schema = schema if by is None else _without(schema, by)
-        self._files: dict[Any, _Files] = {} if by else {None: _Files(folder, self._schema, shape.file_bytes)}
+        self.schema = schema if by is None else _without(schema, by)
+        self._files: dict[Any, _Files] = {} if by else {None: _Files(folder, self.schema, shape.file_bytes)}
 
     def append(self, columns: list[pa.Array | pa.ChunkedArray]) -> None:
         """The next rows. Raises StorageFailed."""
@@ -73,7 +73,7 @@ class ResultFiles:
         """Writes what is left, at least one file; returns the name, rows and digest of each, by name."""
         if not self._files:
             # No row, so no folder: one file without rows says what the columns are.
-            self._schema = self._whole
+            self.schema = self._whole
             self._files[None] = _Files(self._folder, self._whole, self._shape.file_bytes)
         written = [entry for files in self._files.values() for entry in files.close()]
         return sorted(written, key=lambda entry: str(entry["name"]))
@@ -84,7 +84,7 @@ class ResultFiles:
             folder = self._folder / partition_folder(str(self._shape.partition_by), value)
             with storage_errors(folder):
                 folder.mkdir()
-            self._files[key] = _Files(folder, self._schema, self._shape.file_bytes, f"{folder.name}/")
+            self._files[key] = _Files(folder, self.schema, self._shape.file_bytes, f"{folder.name}/")
         return self._files[key]
 
 
@@ -97,6 +97,13 @@ def partition_folder(column: str, value: pa.Scalar) -> str:
 def folder_prefix(column: str) -> str:
     """What stands before the value in the name of a folder."""
     return f"{quote(column, safe='')}="
+
+
+def as_read(schema: pa.Schema) -> pa.Schema:
+    """The schema as a reader of a file sees it: Parquet has a name of its own for what is in a list."""
+    file = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), file)
+    return pq.read_schema(pa.BufferReader(file.getvalue()))
 
 
 def partition_field(schema: pa.Schema) -> pa.Field | None:

@@ -216,20 +216,30 @@ def test_kv_bytes_follow_dtype_and_device(job: Callable[..., Job]) -> None:
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=30),
     st.integers(1, 8),
     st.integers(1, 7),
+    st.integers(1, 3),
 )
-def test_peak_is_the_largest_window_of_neighbours(drawn: list[tuple[int, int, int]], num_seqs: int, step: int) -> None:
+def test_peak_is_the_largest_window_of_neighbours(
+    drawn: list[tuple[int, int, int]], num_seqs: int, step: int, block_size: int
+) -> None:
     rows: list[tuple[int, int, int]] = []
     for shared, own, output in drawn:
         common = min(shared, rows[-1][1]) if rows else 0
-        rows.append((common, common + own, output))
-    peak = PeakTokens(num_seqs)
+        rows.append((common, common + own + 1, output))
+    peak = PeakTokens(num_seqs, block_size)
     for start in range(0, len(rows), step):
         shared, prompt, output = np.array(rows[start : start + step]).T
         peak.add(shared, prompt, output)
     windows = [rows[start : start + num_seqs] for start in range(len(rows))]
-    assert peak.tokens == max(
-        window[0][0] + sum(prompt - shared + output for shared, prompt, output in window) for window in windows
-    )
+
+    def blocks_shared(shared: int, prompt: int) -> int:
+        return min(shared, prompt - 1) // block_size
+
+    blocks = [
+        blocks_shared(*window[0][:2])
+        + sum(-(-(prompt + output) // block_size) - blocks_shared(shared, prompt) for shared, prompt, output in window)
+        for window in windows
+    ]
+    assert peak.tokens == max(blocks) * block_size
 
 
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:

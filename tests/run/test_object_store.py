@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from batchrun import lifecycle
+from batchrun import lifecycle, planning
 from batchrun.cli import batchrun as command
 from batchrun.errors import InputMissing, JobMismatch, OutputRefused, StoppedEarly
+from batchrun.observe.events import Event, RunBegan
 from batchrun.retry import retry
 from batchrun.stop import StopRequest
 from batchrun.store.object_home import SUCCESS
@@ -83,7 +84,8 @@ def test_killed_and_resumed_on_another_machine(echo_job, s3, tmp_path, monkeypat
 
 
 def test_cancelled_from_another_machine(echo_job, s3, tmp_path, monkeypatch):
-    process = start(echo_job(4000), tmp_path / "one", monkeypatch)
+    # More than is done between two signs of life.
+    process = start(echo_job(20_000), tmp_path / "one", monkeypatch)
     while process.poll() is None and not parts(s3):
         time.sleep(0.05)
 
@@ -99,7 +101,7 @@ def test_cancelled_from_another_machine(echo_job, s3, tmp_path, monkeypatch):
 def shared(echo_job, s3) -> EchoJob:
     """A job whose plan is on the store, and of which nothing has run."""
     job = echo_job(50)
-    lifecycle.plan(job.job(output=URL), ignore)
+    planning.plan(job.job(output=URL), ignore, StopRequest())
     return job
 
 
@@ -132,9 +134,13 @@ def test_a_different_job_is_refused_and_overwrites_when_told(echo_job, s3):
     with pytest.raises(JobMismatch, match=r"s3://lake/jobs/out.batchrun belongs .* \(differing: max_tokens\)"):
         job.submit(output=URL, max_tokens=9)
     stopped = StopRequest()
-    stopped.request("SIGTERM")
+
+    def stop_what_runs(event: Event) -> None:
+        if isinstance(event, RunBegan):
+            stopped.request("SIGTERM")
+
     with pytest.raises(StoppedEarly):
-        job.submit(stopped, output=URL, max_tokens=9, overwrite=True)
+        lifecycle.submit(job.job(output=URL, max_tokens=9, overwrite=True), stop_what_runs, stopped)
     assert s3.files("lake", "jobs/out") == before, "the old answers went before the new ones were there"
     assert json.loads(call("status", URL, "--json"))["status"] != "completed"
 

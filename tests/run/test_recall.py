@@ -20,6 +20,7 @@ from batchrun.observe.events import Message, PlanProgress
 from batchrun.recall import Recall, giving_way, seconds_until
 from batchrun.retry import retry
 from batchrun.stop import StopRequest
+from batchrun.store.at_hand import Here
 from batchrun.store.cancel import cancel
 from batchrun.store.layout import Layout
 from tests.run.conftest import environment
@@ -125,7 +126,7 @@ def test_cancel_stops_the_running_process_and_is_forgotten_afterwards(echo_job):
 def test_cancel_of_a_job_that_nobody_works_on_leaves_nothing(echo_job):
     job = echo_job(20)
     job.submit()
-    assert cancel(job.out) is None
+    assert cancel(Here(Layout(job.out))) is None
     assert not Layout(job.out).cancel.exists()
     told = job.call("cancel", str(job.out), "--json")
     assert json.loads(told.stdout) == {"output": str(job.out), "holder": None}

@@ -1,13 +1,15 @@
 """Rows of a complete job once more: new answers in the place of the old, all of them or none."""
 
+import errno
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from batchrun.engine.echo import EchoRunner
 from batchrun.engine.step import NO_TOKEN
-from batchrun.errors import AnswersDiffer, InputMissing, JobMismatch, StoppedEarly, UsageError
+from batchrun.errors import AnswersDiffer, InputMissing, JobMismatch, StoppedEarly, StorageFailed, UsageError
 from batchrun.retry import retry
 from batchrun.stop import StopRequest
 from batchrun.store.layout import Layout
@@ -116,6 +118,24 @@ def test_what_cannot_be_retried_is_said(echo_job, tmp_path):
         again(job, max_tokens=0)
     with pytest.raises(UsageError, match="unknown option 'model'"):
         again(job, model="other")
+
+
+def test_a_result_that_cannot_be_listed_is_a_failed_disk(echo_job, monkeypatch):
+    job = echo_job(20)
+    job.submit(max_tokens=5)
+
+    listed = Path.rglob
+
+    def refuse(path, pattern):
+        if pattern == "*.parquet":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return listed(path, pattern)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rglob", refuse)
+        with pytest.raises(StorageFailed, match="Input/output error"):
+            retry(job.out, "row_idx < 3", {"max_tokens": 9}, ignore, StopRequest())
+    assert retry(job.out, "row_idx < 3", {"max_tokens": 9}, ignore, StopRequest()).retried == 3
 
 
 def test_an_unfinished_retry_goes_on_by_the_same_command_only(echo_job):

@@ -13,12 +13,13 @@ from batchrun.engine.step import NO_TOKEN
 from batchrun.errors import AnswersDiffer, InputMissing, UsageError
 from batchrun.observe.events import Message
 from batchrun.plan import units
+from batchrun.retry import retry
 from batchrun.stop import StopRequest
 from batchrun.store.layout import Layout
 from batchrun.store.reused import read_reused
 from batchrun.store.store import Store
 from batchrun.store.verify import verify
-from tests.run.conftest import EchoJob, echo_text
+from tests.run.conftest import EchoJob, echo_text, ignore
 from tests.run.test_kill import SLOW, committed, kill_again_and_again
 
 
@@ -81,6 +82,16 @@ def test_rows_that_vanished_are_counted_and_kept_in_a_file(echo_job, tmp_path):
         f"{outcome.reused} of {len(today.prompts)} rows are answered by {yesterday.out}; "
         f"{len(gone)} of its rows are not in the input any more, see {Layout(today.out).vanished}"
     ]
+
+
+def test_a_row_that_was_retried_in_another_way_is_computed_again_and_has_not_vanished(echo_job, tmp_path):
+    yesterday, _ = nights(echo_job, tmp_path)
+    yesterday.submit(max_tokens=5)
+    retry(yesterday.out, "row_idx < 3", {"max_tokens": 9}, ignore, StopRequest())
+    prompts = yesterday.prompts
+    outcome = day(tmp_path / "again", prompts).submit(max_tokens=5, reuse=str(yesterday.out))
+    assert 0 < len(prompts) - outcome.reused <= 3 * max(map(prompts.count, prompts))
+    assert outcome.vanished == 0
 
 
 def test_a_plan_foresees_what_will_be_copied(echo_job, tmp_path):
