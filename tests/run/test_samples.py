@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -31,10 +32,11 @@ def all_of(num_rows, n):
     return [(row, sample) for row in range(num_rows) for sample in range(n)]
 
 
-def sampled_echo(self, item):
+def sampled_echo(self, item, allowed):
     """A model that answers each sample of a row in its own way; as the real ones do, by seed and row."""
     request = item.sequence.request
-    return 3 + ord("a") + (request.seed * 7 + request.input_row * 3 + item.end) % 26
+    letters = 3 + ord("a") + np.arange(26) if allowed is None else allowed
+    return int(letters[(request.seed * 7 + request.input_row * 3 + item.end) % len(letters)])
 
 
 @pytest.fixture
@@ -168,9 +170,11 @@ def test_rerun_says_which_sample_differs(echo_job, sampling, monkeypatch):
     job = echo_job(30)
     job.submit(n=3, temperature=1, max_tokens=9)
     assert rerun(job.out, 1.0, ignore, StopRequest()).differences == ()
-    monkeypatch.setattr(
-        EchoRunner, "_next", lambda self, item: 100 if item.sequence.request.row_idx == 31 else sampled_echo(self, item)
-    )
+
+    def another_in_31(self, item, allowed):
+        return 100 if item.sequence.request.row_idx == 31 else sampled_echo(self, item, allowed)
+
+    monkeypatch.setattr(EchoRunner, "_next", another_in_31)
     found = rerun(job.out, 1.0, ignore, StopRequest())
     assert [(one.row_idx, one.sample_idx, one.sample) for one in found.differences] == [(10, 1, ", sample 1")]
 

@@ -108,6 +108,10 @@ OPTIONS = {
     ),
     "n": Option(2, lambda rows, run: [row.get("sample_idx") for row in rows] == [0, 1] * len(PROMPTS), RANDOM),
     "logprobs": Option(2, lambda rows, run: all(len(row.get("logprobs", [])) > 0 for row in rows)),
+    "json_schema": Option({"type": "boolean"}, lambda rows, run: {*texts(rows)} <= {"true", "false"}),
+    "regex": Option("[ab]{3}", lambda rows, run: all(len(text) == 3 and {*text} <= {*"ab"} for text in texts(rows))),
+    "guided_choice": Option(["yes", "no"], lambda rows, run: {*texts(rows)} <= {"yes", "no"}),
+    "grammar": Option('start: "abc" | "xyz"', lambda rows, run: {*texts(rows)} <= {"abc", "xyz"}),
 }
 OF_A_ROW = [name for name in OPTIONS if name in {each.name for each in fields(SamplingParams)}]
 

@@ -98,9 +98,8 @@ def test_reasoning_and_a_form_exclude_each_other(echo_job):
 
 
 def options_of(group):
-    for name, field in Job.model_fields.items():
-        if isinstance(extra := field.json_schema_extra, dict) and extra["group"] == group:
-            yield name
+    extras = {name: field.json_schema_extra for name, field in Job.model_fields.items()}
+    return [name for name, extra in extras.items() if isinstance(extra, dict) and extra["group"] == group]
 
 
 @pytest.mark.parametrize("task", [{"task": "score", "target_col": "id"}, {"task": "choose", "choice": ("a", "b")},
