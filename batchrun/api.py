@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from batchrun import frames, lifecycle, planning
 from batchrun.checkpoint import cache_folder
 from batchrun.errors import UsageError
-from batchrun.job import Job, TaskName
+from batchrun.job import Job
 from batchrun.observe.events import Event, Observe
+from batchrun.option_types import TaskName
 from batchrun.outcome import Outcome
 from batchrun.plan.plan import Plan
 from batchrun.stop import StopRequest

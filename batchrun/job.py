@@ -9,27 +9,29 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from datetime import time, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 from batchrun.engine.request import SamplingParams
 from batchrun.errors import UsageError
+from batchrun.option_types import (
+    ChoiceNormalise,
+    Deadline,
+    JsonSchema,
+    LogitBias,
+    Names,
+    NonemptyText,
+    PrefixCaching,
+    Rate,
+    Seconds,
+    TaskName,
+    Texts,
+    TokenIdList,
+)
 from batchrun.settings import Setting, merge, option, validated
 
-_DURATION = TypeAdapter(timedelta)
 # What the answers depend on besides the inputs, the model's files and the sampling parameters.
 _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
@@ -46,109 +48,6 @@ _PROMPT_FIELDS = (
 # What may differ when some rows run again: what is decided row by row.
 CHANGEABLE = (*(field.name for field in fields(SamplingParams)), "on_overlong")
 _LONGEST_PLAIN_VALUE = 40
-
-
-def _seconds(value: object) -> object:
-    """90, "90", "90s", "1h30m" → seconds: an ISO 8601 duration without its "PT"."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    try:
-        return _DURATION.validate_python("PT" + text.upper()).total_seconds()
-    except ValidationError:
-        raise ValueError("should be a duration such as 90s, 15m or 2h") from None
-
-
-def _deadline(value: object) -> object:
-    """ "3h" → seconds; "06:00" → a time of day."""
-    if isinstance(value, time):
-        return value
-    try:
-        if isinstance(value, str) and ":" in value:
-            return time.fromisoformat(value.strip())
-        seconds = _seconds(value)
-    except ValueError:
-        seconds = None
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or seconds <= 0:
-        raise ValueError("should be a duration such as 3h, or a time of day such as 06:00")
-    return float(seconds)
-
-
-def _rate(value: object) -> object:
-    """0.01, "0.01", "1%" → a share of 1."""
-    if isinstance(value, str) and value.strip().endswith("%"):
-        try:
-            return float(value.strip().removesuffix("%")) / 100
-        except ValueError:
-            raise ValueError("should be a rate such as 1% or 0.01") from None
-    return value
-
-
-def _one_or_more(value: object) -> object:
-    return (value,) if isinstance(value, str | int) else value
-
-
-def _none_if_empty(value: object) -> object:
-    return None if value in ("", ()) else value
-
-
-def _json_schema(value: object) -> object:
-    """A schema as compact JSON text, its keys in their order, which is that of the answer's."""
-    if value in (None, ""):
-        return None
-    try:
-        schema = json.loads(value) if isinstance(value, str) else value
-        if isinstance(schema, Mapping | bool):
-            return json.dumps(schema, separators=(",", ":"))
-    except (ValueError, TypeError, RecursionError):
-        pass
-    raise ValueError("should be a JSON schema, an object")
-
-
-def _comma_separated(value: object) -> object:
-    parts = _one_or_more(value)
-    if not isinstance(parts, tuple | list):
-        return parts
-    return tuple(piece for part in parts for piece in (part.split(",") if isinstance(part, str) else (part,)))
-
-
-Seconds = Annotated[float, BeforeValidator(_seconds)]
-Deadline = Annotated[float | time, BeforeValidator(_deadline)]
-Rate = Annotated[float, BeforeValidator(_rate)]
-
-
-def _biases(value: object) -> object:
-    """{"198": -5}, JSON of it, pairs of the two, or texts "198=-5" → pairs of token and bias."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = json.loads(value)
-    pairs = list(value.items()) if isinstance(value, Mapping) else _one_or_more(value)
-    if not isinstance(pairs, tuple | list):
-        return value
-    split = [tuple(each.split("=", 1)) if isinstance(each, str) else each for each in pairs]
-    if not all(isinstance(each, tuple | list) and len(each) == 2 for each in split):
-        raise ValueError("should be pairs of a token id and a bias such as 198=-5")
-    return tuple(split)
-
-
-def _by_token(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
-    return tuple(sorted(dict(pairs).items()))
-
-
-Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_comma_separated)]
-TaskName = Literal["generate", "score", "choose", "embed"]
-ChoiceNormalise = Literal["none", "tokens", "bytes"]
-NonemptyText = Annotated[str | None, BeforeValidator(_none_if_empty)]
-JsonSchema = Annotated[str | None, BeforeValidator(_json_schema)]
-PrefixCaching = Literal["auto", "on", "off"]
-TokenId = Annotated[int, Field(ge=0)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-LogitBias = Annotated[tuple[tuple[TokenId, Bias], ...], BeforeValidator(_biases), AfterValidator(_by_token)]
-TokenIdList = Annotated[tuple[int, ...], BeforeValidator(_comma_separated)]
 
 
 class Job(BaseModel):

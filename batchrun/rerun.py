@@ -16,9 +16,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from batchrun.checkpoint import cache_folder
 from batchrun.errors import InputMissing, UsageError
 from batchrun.executors import local
-from batchrun.job import Rate
 from batchrun.observe.events import Observe
 from batchrun.opened import OpenedJob, open_job, stored_job
+from batchrun.option_types import Rate
 from batchrun.plan.plan import Plan, load_plan
 from batchrun.plan.replace import keep_rows
 from batchrun.stop import StopRequest

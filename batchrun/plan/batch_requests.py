@@ -75,8 +75,12 @@ class BatchRequests:
         return [_conversation(*each) for each in zip(rows, urls, bodies, strict=True)]
 
     def params(self, batch: pa.RecordBatch) -> list[Mapping[str, Any] | None]:
-        """The sampling parameters of each row by their names here; others keep theirs, and are nobody's."""
-        return [_params(_body(text)) for text in column_values(batch, "body")]
+        """The sampling parameters of each row by their names here; others keep theirs, and are nobody's.
+
+        None for a request to what is not served: that is what is wrong with it.
+        """
+        urls, bodies = column_values(batch, "url"), column_values(batch, "body")
+        return [_params(_body(text)) if _is_served(url) else None for url, text in zip(urls, bodies, strict=True)]
 
 
 def is_batch_schema(schema: pa.Schema) -> bool:
@@ -105,13 +109,17 @@ def _body(text: str | RowError | None) -> Any:
 def _conversation(row: int, url: Any, text: Any) -> "Conversation | RowError":
     body = _body(text)
     try:
-        if isinstance(url, str) and not url.rstrip("/").endswith(_ENDPOINT):
+        if not _is_served(url):
             raise ValueError(f"url {url!r} is not served, only /v1{_ENDPOINT}")
         if not isinstance(body, dict) or not body.get("messages"):
             return RowError("empty_prompt", f"row {row}: the body has no messages; give it some or leave the row out")
         return checked(_with_plain_content(body["messages"]))
     except ValueError as error:
         return RowError("template_error", f"row {row}: {error}; correct the request")
+
+
+def _is_served(url: Any) -> bool:
+    return not isinstance(url, str) or url.rstrip("/").endswith(_ENDPOINT)
 
 
 def _with_plain_content(messages: Any) -> Any:

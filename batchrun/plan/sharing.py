@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from batchrun.job import PrefixCaching
+    from batchrun.option_types import PrefixCaching
     from batchrun.plan.plan import PlanSummary
 
 # Of the prompt tokens. Keeping prefixes takes some 0.3 microseconds a prompt token, computing one some 50 on a GPU with

@@ -16,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.engine.request import Completion, Request, TokenLogprobs
-from batchrun.job import ChoiceNormalise, Job
+from batchrun.job import Job
+from batchrun.option_types import ChoiceNormalise
 from batchrun.plan.asked import Choice, choices_of, contexts_of
 from batchrun.tasks.generate import PlannedRow, prefixed
 from batchrun.tasks.scored import ReadingTask, result_rows, with_usual
