@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the first room with a matching name, itself or a package above it.
 ROOMS = {
     "base": (
-        "errors engine.grammar engine.request engine.statistics latency model_spec job option_types settings nearest stop "
-        "outcome watchdog"
+        "errors engine.grammar engine.request engine.statistics latency model_spec job option_types settings nearest "
+        "stop outcome watchdog"
     ),
     "engine core": (
         "engine.admission engine.allowed engine.blocks engine.block_manager engine.echo engine.isolation engine.lane "
