@@ -9,13 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from batchrun.stop import AT_ONCE, DRAIN, StopRequest
+from batchrun.stop import AT_ONCE, SAID, StopRequest
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_SAID = {
-    DRAIN: b"stopping: finishing the rows that run; once more saves them unfinished and leaves\n",
-    AT_ONCE: b"stopping at once\n",
-}
 
 
 class _LeaveNow(KeyboardInterrupt):
@@ -44,7 +40,7 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
             _ignore_signals()
             raise _LeaveNow
         # A handler may have interrupted a write to sys.stderr, which cannot be entered twice.
-        os.write(2, _SAID[stop.request(signal.Signals(number).name)])
+        os.write(2, SAID[stop.request(signal.Signals(number).name)])
 
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:

@@ -4,6 +4,7 @@ Knows nothing of how they came about; `errors` counts rows by the types of `batc
 """
 
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,20 @@ class Outcome:
         """The same as plain values for JSON, with the derived figures."""
         values = asdict(self) | {"output": str(self.output), "latencies": self.latencies.summary()}
         return values | {"failed": self.num_failed, "error_rate": self.error_rate, "hit_rate": self.hit_rate}
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        lines = [
+            ("result", str(self.output)),
+            ("rows", f"{self.rows:,}"),
+            ("failed", self.failures if self.num_failed else "none"),
+        ]
+        if self.steps:
+            shared = f"{self.prompt_tokens:,} tokens, {self.hit_rate:.1%} of them shared"
+            rate = f"{self.output_tokens / self.run_s:,.1f} a second" if self.run_s else ""
+            lines += [("prompts", shared), ("output", f"{self.output_tokens:,} tokens, {rate}".rstrip(", "))]
+            lines += [("time", f"{self.elapsed_s:,.1f} s, {self.run_s:,.1f} s of them in the engine")]
+        else:
+            lines += [("time", "it was complete already; nothing was run")]
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in lines)
+        return f"<table>{cells}</table>"

@@ -7,6 +7,11 @@ from batchrun.errors import Interrupted, StoppedEarly
 
 DRAIN = 1
 AT_ONCE = 2
+# What whoever raised the level by hand is told, straight on stderr: a handler may have interrupted a write to it.
+SAID = {
+    DRAIN: b"stopping: finishing the rows that run; once more saves them unfinished and leaves\n",
+    AT_ONCE: b"stopping at once\n",
+}
 
 
 class StopRequest:

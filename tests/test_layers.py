@@ -29,7 +29,7 @@ ROOMS = {
     "job side": "filesystem plan store tasks observe report frames reuse",
     "engine": "engine",
     "worker": "worker",
-    "top": "executors lifecycle opened planning running progress_file recall api doctor tune retry rerun",
+    "top": "executors interrupts lifecycle opened planning running progress_file recall api doctor tune retry rerun",
     "front": (
         "cli cli_cancel cli_export cli_list cli_options cli_report cli_retry cli_run cli_signals cli_status cli_text "
         "cli_tune __main__ __init__"

@@ -32,7 +32,7 @@ def make_observer(mode: ProgressMode, stream: TextIO, logger: logging.Logger, cl
     """The observer for `mode`; `auto` is a bar when `stream` is a terminal and log lines otherwise."""
     if mode == "none":
         return SilentProgress(logger)
-    if mode == "bar" or (mode == "auto" and _has_room_for_bar(stream)):
+    if mode == "bar" or (mode == "auto" and has_room_for_bar(stream)):
         return BarProgress(stream, logger)
     return LogProgress(logger, clock)
 
@@ -91,11 +91,15 @@ class LogProgress:
 
 
 class BarProgress:
-    """A tqdm bar for each stage: rows while planning, steps while measuring, weighted tokens while running."""
+    """A tqdm bar for each stage: rows while planning, steps while measuring, weighted tokens while running.
 
-    def __init__(self, stream: TextIO, logger: logging.Logger) -> None:
+    `kind` is the class of the bar: tqdm's for terminals, or that of `tqdm.auto`, which knows notebooks.
+    """
+
+    def __init__(self, stream: TextIO, logger: logging.Logger, kind: Any = tqdm) -> None:
         self._stream = stream
         self._logger = logger
+        self._kind = kind
         self._bar: Any = None
         self._stage: str | None = None
 
@@ -130,11 +134,11 @@ class BarProgress:
         if self._bar is None or _stage(event) != self._stage:
             self.close()
             self._stage = _stage(event)
-            self._bar = tqdm(file=self._stream, desc=self._stage, dynamic_ncols=True, **options)
+            self._bar = self._kind(file=self._stream, desc=self._stage, dynamic_ncols=True, **options)
         return self._bar
 
 
-def _has_room_for_bar(stream: TextIO) -> bool:
+def has_room_for_bar(stream: TextIO) -> bool:
     """Whether `stream` is a terminal; one that is 0 columns wide, as containers have them, shows no bar."""
     if not stream.isatty():
         return False

@@ -46,6 +46,57 @@ def test_generate_gives_back_the_kind_it_was_given(table):
     assert as_arrow.column("text").to_pylist() == answers()
 
 
+TASKS = {
+    "generate": ({"max_tokens": 9}, "text"),
+    "score": ({"target_col": "n"}, "target_logprob"),
+    "choose": ({"choice": ["1", "2"]}, "label"),
+    "embed": ({}, "embedding"),
+}
+KINDS = {
+    "pandas": lambda table, folder: table.to_pandas(),
+    "datasets": lambda table, folder: datasets.Dataset(table),
+    "arrow": lambda table, folder: table,
+    "str": lambda table, folder: str(folder / "in.parquet"),
+    "Path": lambda table, folder: folder / "in.parquet",
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_kind_comes_back_from_every_function(tmp_path, task, kind):
+    """Tables as tables, a path as the path of the result; the same values in all of them."""
+    table = pa.table({"prompt": PROMPTS, "n": ["1", "2", "3", "4"]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    given = KINDS[kind](table, tmp_path)
+    options, column = TASKS[task]
+    place = {"output": tmp_path / "out"} if kind in ("str", "Path") else {}
+    answered = getattr(br, task)(given, model="echo", prompt_col="prompt", **options, **place)
+    assert type(answered) is type(given)
+    read = (
+        pq.read_table(answered)
+        if place
+        else answered
+        if kind == "arrow"
+        else pa.table({column: list(answered[column])})
+    )
+    expected = getattr(br, task)(table, model="echo", prompt_col="prompt", **options)
+    assert [_plain(value) for value in read.column(column).to_pylist()] == expected.column(column).to_pylist()
+    if place:
+        assert answered == type(given)(tmp_path / "out")
+
+
+def _plain(value):
+    return [float(each) for each in value] if isinstance(value, list) else value
+
+
+def test_a_path_needs_an_output_and_a_table_has_none(tmp_path):
+    pq.write_table(pa.table({"prompt": PROMPTS}), tmp_path / "in.parquet")
+    with pytest.raises(UsageError, match="generate\\(\\) of a path needs an output"):
+        br.generate(tmp_path / "in.parquet", **OPTIONS)
+    with pytest.raises(UsageError, match="gives a table back; output is for paths"):
+        br.generate(pa.table({"prompt": PROMPTS}), output=tmp_path / "out", **OPTIONS)
+
+
 def test_generate_refuses_what_is_no_table():
     with pytest.raises(UsageError, match="not list; for files use submit"):
         br.generate(PROMPTS, **OPTIONS)
