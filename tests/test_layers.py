@@ -29,10 +29,10 @@ ROOMS = {
     "job side": "filesystem plan store tasks observe report frames reuse",
     "engine": "engine",
     "worker": "worker",
-    "top": "executors lifecycle opened planning running progress_file recall api doctor tune retry rerun",
+    "top": "executors lifecycle opened planning running progress_file recall api doctor tune retry rerun harness",
     "front": (
-        "cli cli_cancel cli_export cli_list cli_options cli_report cli_retry cli_run cli_signals cli_status cli_text "
-        "cli_tune __main__ __init__"
+        "cli cli_cancel cli_export cli_list cli_lm_eval cli_options cli_report cli_retry cli_run cli_signals "
+        "cli_status cli_text cli_tune __main__ __init__"
     ),
 }
 MAY_IMPORT = {
