@@ -66,9 +66,9 @@ def read(source: Path, prompt_col: str, choices_col: str, tokenizer: Tokenizer) 
         if name not in table.column_names:
             raise DataError(f"{source} has no column {name!r}; it has: {', '.join(table.column_names)}")
     prompts = table.column(prompt_col).to_pylist()
-    choices = [tuple(own or ()) for own in table.column(choices_col).to_pylist()]
+    choices = [tuple(own) if isinstance(own, list) else () for own in table.column(choices_col).to_pylist()]
     for row, (prompt, own) in enumerate(zip(prompts, choices, strict=True)):
-        if not isinstance(prompt, str) or not prompt.strip() or len({*own}) < 2 or not all(own):
+        if not isinstance(prompt, str) or not prompt.strip() or len({*own}) < 2 or not all(map(_is_text, own)):
             raise DataError(f"{source}, row {row}: give a prompt and two different choices or more")
     joined = list(join(tokenizer, prompts, choices, add_special_tokens=True))
     return ScoreWorkload(
@@ -77,3 +77,7 @@ def read(source: Path, prompt_col: str, choices_col: str, tokenizer: Tokenizer) 
         tuple(tuple(one.prompt.tolist()) for one in joined),
         tuple(tuple(tuple(ids.tolist()) for ids in one.endings) for one in joined),
     )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
