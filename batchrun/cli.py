@@ -29,6 +29,7 @@ _COMMANDS = {
     "report": "batchrun.cli_status",
     "verify": "batchrun.cli_status",
     "export": "batchrun.cli_export",
+    "lm-eval": "batchrun.cli_lm_eval",
     "doctor": "batchrun.cli_status",
 }
 
@@ -47,7 +48,7 @@ class Batchrun(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command = getattr(import_module(_COMMANDS[name]), name)
+        command = getattr(import_module(_COMMANDS[name]), name.replace("-", "_"))
         assert isinstance(command, click.Command), command
         return command
 

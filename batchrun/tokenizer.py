@@ -56,7 +56,8 @@ class HFTokenizer:
 
     def __init__(self, tokenizer: Any, *, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
         # A tokenizer.json can carry truncation and padding of the model's training; a prompt is taken as it is.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
@@ -82,6 +83,11 @@ class HFTokenizer:
         return cls(tokenizer, chat_template=chat_template)
 
     @property
+    def native(self) -> Any:
+        """The library's own, with this chat template."""
+        return self._tokenizer
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         eos = self._tokenizer.eos_token_id
         return () if eos is None else (int(eos),)
@@ -97,7 +103,7 @@ class HFTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._chat_template or self._tokenizer.chat_template)
+        return bool(self._tokenizer.chat_template)
 
     def serialized(self) -> str | None:
         """The content of a tokenizer.json; None of a tokenizer that has none."""
@@ -123,9 +129,7 @@ class HFTokenizer:
     def chat(self, conversations: list[Conversation]) -> list[str]:
         if not conversations:
             return []
-        rendered = self._tokenizer.apply_chat_template(
-            conversations, chat_template=self._chat_template, tokenize=False, add_generation_prompt=True
-        )
+        rendered = self._tokenizer.apply_chat_template(conversations, tokenize=False, add_generation_prompt=True)
         return [str(text) for text in rendered]
 
 

@@ -29,10 +29,13 @@ ROOMS = {
     "job side": "filesystem plan store tasks observe report frames reuse",
     "engine": "engine",
     "worker": "worker",
-    "top": "executors interrupts lifecycle opened planning running progress_file recall api doctor tune retry rerun",
+    "top": (
+        "executors harness interrupts lifecycle opened planning running progress_file recall api doctor tune retry "
+        "rerun"
+    ),
     "front": (
-        "cli cli_cancel cli_export cli_list cli_options cli_report cli_retry cli_run cli_signals cli_status cli_text "
-        "cli_tune __main__ __init__"
+        "cli cli_cancel cli_export cli_list cli_lm_eval cli_options cli_report cli_retry cli_run cli_signals "
+        "cli_status cli_text cli_tune __main__ __init__"
     ),
 }
 MAY_IMPORT = {

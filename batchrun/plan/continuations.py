@@ -14,6 +14,7 @@ import pyarrow as pa
 from batchrun.errors import DataError, RowError, UsageError
 from batchrun.plan.cells import column_values, is_text, row_numbers
 from batchrun.plan.source import require_column
+from batchrun.plan.token_columns import TargetTokens, is_token_ids
 
 if TYPE_CHECKING:
     from batchrun.engine.request import TokenIds
@@ -29,16 +30,23 @@ class Continuations(Protocol):
     columns: tuple[str, ...]
     label: str
 
-    def read(self, batch: pa.RecordBatch) -> list[tuple[str, ...] | RowError]:
-        """The texts of each row, at least one and none of them empty, or the reason why there are none."""
+    def read(self, batch: pa.RecordBatch) -> "list[tuple[str, ...] | RowError] | list[tuple[TokenIds, ...] | RowError]":
+        """The texts of each row, or their token ids: one at least, none of them empty, or the reason why not."""
         ...
 
 
-def continuations(job: "Job", schema: pa.Schema) -> Continuations | None:
-    """Those that the job's task needs, if any. Raises DataError: a column that is missing or of the wrong type."""
+def continuations(job: "Job", schema: pa.Schema, vocab_size: int, *, takes_tokens: bool) -> Continuations | None:
+    """Those that the job's task needs, if any; `takes_tokens`: the prompts are token ids.
+
+    Raises DataError: a column that is missing or of the wrong type.
+    """
+    if job.task == "choose" and takes_tokens:
+        raise DataError("--task choose puts texts behind prompts, and the prompts are token ids; give prompts as text")
     if job.task == "score":
         assert job.target_col is not None
-        return TargetColumn(job.target_col, schema)
+        if is_token_ids(require_column(schema, job.target_col, "--target-col").type) != takes_tokens:
+            raise DataError("--target-col: give prompts and targets both as text, or both as token ids")
+        return TargetTokens(job.target_col, vocab_size) if takes_tokens else TargetColumn(job.target_col, schema)
     if job.task == "choose":
         return FixedChoices(job.choice) if job.choices_col is None else ChoicesColumn(job.choices_col, schema)
     return None

@@ -22,6 +22,7 @@ from batchrun.plan.fit import MARGIN_TOKENS, Fit
 from batchrun.plan.params import ParamsReader, can_hold_params, check_token_ids, overriding
 from batchrun.plan.prompt_source import MessagesColumn, has_prompt, prompt_source
 from batchrun.plan.source import require_column
+from batchrun.plan.token_columns import TokensColumn
 
 if TYPE_CHECKING:
     from batchrun.engine.request import SamplingParams, TokenIds
@@ -68,12 +69,15 @@ class PromptRenderer:
         """
         self._tokenizer = tokenizer
         self._task = job.task
-        self._source = prompt_source(job, schema)
+        self._source = prompt_source(job, schema, spec.vocab_size)
+        self._takes_tokens = isinstance(self._source, TokensColumn)
         # A text without a prompt is scored as it is, each token behind those before it.
         self._is_rolling = job.task == "score" and not has_prompt(job, schema)
-        self._continuations: Continuations | None = None if self._is_rolling else continuations(job, schema)
+        self._continuations: Continuations | None = None
+        if not self._is_rolling:
+            self._continuations = continuations(job, schema, spec.vocab_size, takes_tokens=self._takes_tokens)
         self._uses_chat = tokenizer.has_chat_template if job.chat == "auto" else job.chat == "on"
-        self._uses_chat = self._uses_chat and not self._is_rolling
+        self._uses_chat = self._uses_chat and not self._is_rolling and not self._takes_tokens
         self._check_chat(job, spec.name)
         self._system = job.system
         self._params_col = job.params_col
@@ -134,13 +138,13 @@ class PromptRenderer:
                 continue
             token_ids[index] = outcome
             params[index] = self._said(joined, asked[index], params[index])
-            sample = sample if sample is not None else texts[index]
+            sample = sample if sample is not None else self._shown(texts[index])
         params = [None if error else text for text, error in zip(params, errors, strict=True)]
         return Rendered(rows, token_ids, params, errors, sample)
 
-    def _asked(self, batch: pa.RecordBatch, errors: list[RowError | None]) -> list[tuple[str, ...]]:
+    def _asked(self, batch: pa.RecordBatch, errors: list[RowError | None]) -> list[tuple[Any, ...]]:
         """The texts behind each row's prompt, none where none are asked for; adds to `errors`."""
-        nothing: list[tuple[str, ...]] = [()] * len(batch)
+        nothing: list[tuple[Any, ...]] = [()] * len(batch)
         if self._continuations is None:
             return nothing
         for index, texts in enumerate(self._continuations.read(batch)):
@@ -150,9 +154,12 @@ class PromptRenderer:
                 nothing[index] = texts
         return nothing
 
-    def _joined(self, texts: list[str], asked: list[tuple[str, ...]]) -> Iterator[Joined]:
+    def _joined(self, texts: list[Any], asked: list[tuple[Any, ...]]) -> Iterator[Joined]:
         """The tokens of each text, and of what is behind it."""
-        if self._continuations is not None:
+        if self._takes_tokens:
+            for ids, behind in zip(texts, asked, strict=True):
+                yield Joined(prefix_token(self._tokenizer), [ids]) if self._is_rolling else Joined(ids, list(behind))
+        elif self._continuations is not None:
             probes = [self._fit.probe(text) for text in texts]
             yield from join(self._tokenizer, probes, asked, add_special_tokens=not self._uses_chat)
         elif self._is_rolling:
@@ -172,7 +179,8 @@ class PromptRenderer:
         if self._is_rolling:
             return np.concatenate([joined.prompt, *joined.endings])
         given = max((len(ids) for ids in joined.endings), default=1 if self._task == "embed" else None)
-        outcome = self._fit.apply(row, joined.prompt, self._tokenizer.bos_token_id, given)
+        bos = None if self._takes_tokens else self._tokenizer.bos_token_id
+        outcome = self._fit.apply(row, joined.prompt, bos, given)
         if isinstance(outcome, RowError) or self._task != "score":
             return outcome
         return np.concatenate([outcome, *joined.endings])
@@ -204,6 +212,8 @@ class PromptRenderer:
         self._grammars.compile(constraint)
 
     def _check_chat(self, job: "Job", model: str) -> None:
+        if self._takes_tokens and (job.chat == "on" or job.system is not None):
+            raise UsageError(f"--chat on and --system need texts, and {self._source.label} are taken as they are")
         if self._uses_chat and not self._tokenizer.has_chat_template:
             raise UsageError(f"{model} has no chat template: give one with --chat-template, or --chat off")
         if self._uses_chat:
@@ -238,8 +248,8 @@ class PromptRenderer:
             return column_values(batch, self._params_col)
         return self._source.params(batch) if isinstance(self._source, BatchRequests) else [None] * len(batch)
 
-    def _texts(self, batch: pa.RecordBatch, errors: list[RowError | None]) -> list[str]:
-        """The text to tokenise of each row, "" for those that failed; adds to `errors`."""
+    def _texts(self, batch: pa.RecordBatch, errors: list[RowError | None]) -> list[Any]:
+        """What to tokenise of each row, or its token ids, "" for those that failed; adds to `errors`."""
         prompts = self._source.read(batch)
         for index, prompt in enumerate(prompts):
             if isinstance(prompt, RowError) and errors[index] is None:
@@ -250,7 +260,7 @@ class PromptRenderer:
             texts = self._chat([self._conversation(prompt) for prompt in texts])
         _refuse_surrogates(texts)
         rows = row_numbers(batch)
-        result = [""] * len(batch)
+        result: list[Any] = [""] * len(batch)
         for index, text in zip(good, texts, strict=True):
             if isinstance(text, RowError):
                 errors[index] = RowError(text.type, f"row {rows[index]}: {text.message}")
@@ -264,6 +274,9 @@ class PromptRenderer:
         if self._system is None or messages[0]["role"] == "system":
             return messages
         return [{"role": "system", "content": self._system}, *messages]
+
+    def _shown(self, prompt: "str | TokenIds") -> str:
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
     def _chat(self, conversations: "list[Conversation]") -> list[str | RowError]:
         """All at once; when the template refuses one of them, each by itself."""

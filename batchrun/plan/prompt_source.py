@@ -1,6 +1,6 @@
-"""Where a row's prompt comes from: a text column, a messages column, or a template over the row.
+"""Where a row's prompt comes from: a column of texts, messages or token ids, or a template over the row.
 
-Knows nothing of tokens. A prompt is a text or a conversation; a row without one has a `RowError`.
+A prompt is a text, a conversation or token ids; a row without one has a `RowError`.
 """
 
 import json
@@ -14,8 +14,10 @@ from batchrun.plan.cells import column_values, is_text, row_numbers
 from batchrun.plan.conversation import checked
 from batchrun.plan.source import require_column
 from batchrun.plan.template import TemplatePrompt
+from batchrun.plan.token_columns import TokensColumn, is_token_ids
 
 if TYPE_CHECKING:
+    from batchrun.engine.request import TokenIds
     from batchrun.job import Job
     from batchrun.tokenizer import Conversation
 
@@ -28,7 +30,9 @@ class PromptSource(Protocol):
     columns: tuple[str, ...]
     label: str
 
-    def read(self, batch: pa.RecordBatch) -> "list[str | RowError] | list[Conversation | RowError]":
+    def read(
+        self, batch: pa.RecordBatch
+    ) -> "list[str | RowError] | list[Conversation | RowError] | list[TokenIds | RowError]":
         """The prompt of each row, never empty, or the reason why it has none."""
         ...
 
@@ -39,7 +43,9 @@ def has_prompt(job: "Job", schema: pa.Schema) -> bool:
     return is_named or any(name in schema.names and name != job.target_col for name in _DEFAULT_COLUMNS)
 
 
-def prompt_source(job: "Job", schema: pa.Schema) -> "TextColumn | MessagesColumn | BatchRequests | TemplatePrompt":
+def prompt_source(
+    job: "Job", schema: pa.Schema, vocab_size: int
+) -> "TextColumn | TokensColumn | MessagesColumn | BatchRequests | TemplatePrompt":
     """The source that the job names; when it names none, batch requests or a column called prompt, messages or text.
 
     Where whole texts are scored, which have no prompt, it is these texts.
@@ -50,20 +56,25 @@ def prompt_source(job: "Job", schema: pa.Schema) -> "TextColumn | MessagesColumn
     if job.task != "generate" and is_batch_schema(schema):
         raise DataError(f"OpenAI batch requests are for --task generate, not {job.task}; make columns of them")
     if job.task == "score" and job.target_col is not None and not has_prompt(job, schema):
-        return TextColumn(job.target_col, schema, "--target-col")
+        return _column(job.target_col, schema, vocab_size, "--target-col")
     if job.template is not None:
         return TemplatePrompt(job.template, schema)
     if job.messages_col is not None:
         return MessagesColumn(job.messages_col, schema)
     if job.prompt_col is not None:
-        return TextColumn(job.prompt_col, schema)
+        return _column(job.prompt_col, schema, vocab_size)
     if is_batch_schema(schema):
         return BatchRequests()
     for name in _DEFAULT_COLUMNS:
         if name in schema.names and name != job.target_col:
-            return MessagesColumn(name, schema) if name == "messages" else TextColumn(name, schema)
+            return MessagesColumn(name, schema) if name == "messages" else _column(name, schema, vocab_size)
     names = ", ".join(schema.names[:20])
     raise DataError(f"no column is called prompt, messages or text; say --prompt-col, --messages-col or -t ({names})")
+
+
+def _column(name: str, schema: pa.Schema, vocab_size: int, option: str = "--prompt-col") -> "TextColumn | TokensColumn":
+    kind = require_column(schema, name, option).type
+    return TokensColumn(name, vocab_size) if is_token_ids(kind) else TextColumn(name, schema, option)
 
 
 class TextColumn:

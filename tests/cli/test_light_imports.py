@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"torch", "transformers", "datasets"}
+HEAVY = {"torch", "transformers", "datasets", "lm_eval"}
 SLOW = HEAVY | {"pyarrow", "duckdb", "pydantic", "numpy", "tqdm", "jinja2"}
 
 

@@ -243,3 +243,53 @@ def test_a_killed_job_ends_like_one_that_never_was(echo_job, tmp_path, task):
     resumed = job.call("resume", str(job.out))
     assert resumed.returncode == 0, resumed.stderr
     assert job.result() == undisturbed.result()
+
+
+def test_prompts_and_targets_may_be_token_ids(echo_job):
+    """They are taken as they are: a BOS is neither added nor, doubled, taken away."""
+    job = echo_job(1)
+    prompts = [[1, 1, 70, 71], [70], [70], None, [], [70, None], [70, 259]]
+    targets = [[72], [71, 72], [], [71], [71], [71], [71]]
+    kind = pa.list_(pa.int64())
+    pq.write_table(pa.table({"prompt": pa.array(prompts, kind), "target": pa.array(targets, kind)}), job.source)
+    outcome = job.submit(task="score", target_col="target")
+    assert outcome.errors == {"empty_prompt": 3, "invalid_params": 2}
+    rows = job.rows()
+    for prompt, target, row in zip(prompts[:2], targets, rows, strict=False):
+        context = entries(np.array(prompt + target), 0)
+        expected = [logprob(context[:at], target[at - len(prompt)])[0] for at in range(len(prompt), len(context))]
+        assert (row["target_logprobs"], row["prompt_tokens"]) == (expected, len(prompt))
+    assert [row["error"]["message"] for row in rows[2:]] == [
+        "row 2: column 'target' is empty; fill it or filter the row out",
+        "row 3: column 'prompt' is null; fill it or filter the row out",
+        "row 4: column 'prompt' is empty; fill it or filter the row out",
+        "row 5: column 'prompt' has a null, and the model's are 0 to 258; tokenise it for this model",
+        "row 6: column 'prompt' has the token 259, and the model's are 0 to 258; tokenise it for this model",
+    ]
+
+
+def test_token_ids_are_answered_as_their_text_is(echo_job):
+    texts = pa.table({"prompt": ["What of it?", "And this?"]})
+    ids = [ids.tolist() for ids in EchoTokenizer().encode(texts.column("prompt").to_pylist(), add_special_tokens=True)]
+    tokens = pa.table({"prompt": pa.array(ids, pa.list_(pa.uint32()))})
+    expected, found = (br.generate(table, model="echo", max_tokens=9) for table in (texts, tokens))
+    assert found.column("text").to_pylist() == expected.column("text").to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "score", "target_col": "wanted"}, "--target-col: give prompts and targets both as text, or both as"),
+        (
+            {"task": "choose", "choice": ["a", "b"]},
+            "--task choose puts texts behind prompts, and the prompts are token",
+        ),
+        ({"chat": "on"}, "--chat on and --system need texts, and token ids in column 'prompt' are taken as they are"),
+    ],
+)
+def test_what_needs_text_is_refused_for_token_ids(echo_job, options, message):
+    job = echo_job(1)
+    table = pa.table({"prompt": pa.array([[70]], pa.list_(pa.int32())), "wanted": ["x"]})
+    pq.write_table(table, job.source)
+    with pytest.raises((DataError, UsageError), match=message):
+        job.submit(**options)

@@ -3,7 +3,7 @@
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def _compared(
         raise UsageError("how long is an answer? Give --len-col or --max-tokens, one of them")
     if len(set(ways)) < len(ways):
         raise UsageError("a way is named twice")
-    named = [way.parse(text, _by_peer(pythons)) for text in ways]
+    named = [way.parse(text, by_peer(pythons, PEERS)) for text in ways]
     checkpoint = resolve(model, revision=None, cache=cache_folder(), trust_remote_code=False)
     tokenizer = load_tokenizer(checkpoint, tokenizer=None, chat_template=None, trust_remote_code=False)
     work = workload.read(source, prompt_col, length, tokenizer)
@@ -103,13 +103,13 @@ def _compared(
     return work, compare(ready, work, processes, repeat=repeat, tie=tie, say=_say)
 
 
-def _by_peer(pairs: tuple[str, ...]) -> dict[str, str]:
+def by_peer(pairs: tuple[str, ...], peers: Collection[str]) -> dict[str, str]:
     """The Python of each peer that has its own. Raises UsageError."""
     chosen = {}
     for pair in pairs:
         name, equals, python = pair.partition("=")
-        if not equals or name not in PEERS:
-            raise UsageError(f"--python {pair}: should be PEER=FILE, where PEER is one of {', '.join(PEERS)}")
+        if not equals or name not in peers:
+            raise UsageError(f"--python {pair}: should be PEER=FILE, where PEER is one of {', '.join(peers)}")
         # Children work in a folder of their own.
         chosen[name] = str(Path(python).absolute())
     return chosen

@@ -116,12 +116,22 @@ def least(workload: Workload, decoder: Decoder) -> Least:
     for ids, length in longest.items():
         num_tokens += length - 1
         num_pairs += _pairs(len(ids), len(ids) + length - 1)
-    num_sampled = sum(longest.values())
-    flops = 2 * decoder.linear_weights * num_tokens + 2 * decoder.head_weights * num_sampled
-    weights = decoder.linear_weights + decoder.head_weights
-    return Least(
-        flops + 4 * decoder.heads_width * num_pairs, _FLOAT32_BYTES * weights * max(longest.values(), default=0)
-    )
+    return _least(decoder, num_tokens, num_pairs, sum(longest.values()), max(longest.values(), default=0))
+
+
+def least_for_reading(texts: Sequence[tuple[int, ...]], num_read: int, decoder: Decoder) -> Least:
+    """The same where nothing is generated: tokens to compute, and how many of them need logits; all in one step."""
+    num_tokens = num_pairs = 0
+    for first, end in _new_tokens(sorted(texts)):
+        num_tokens += end - first
+        num_pairs += _pairs(first, end)
+    return _least(decoder, num_tokens, num_pairs, num_read, 1)
+
+
+def _least(decoder: Decoder, num_tokens: int, num_pairs: int, num_sampled: int, num_steps: int) -> Least:
+    linear, head = decoder.linear_weights, decoder.head_weights
+    flops = 2 * linear * num_tokens + 2 * head * num_sampled + 4 * decoder.heads_width * num_pairs
+    return Least(flops, _FLOAT32_BYTES * (linear + head) * num_steps)
 
 
 def measure_rates(processes: Processes) -> Rates:

@@ -8,15 +8,25 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from batchrun_jobs.bench.contract import Given
 from batchrun_jobs.bench.processor_time import ProcessorTime
 from batchrun_jobs.bench.threads import Threads
-from batchrun_jobs.bench.workload import Workload
 
 CHILDREN = Path(__file__).with_name("children")
 _LAST_LINES = 5
+
+
+class Rows(Protocol):
+    """What children are given to do."""
+
+    def save(self, file: Path) -> None:
+        """As a job's input."""
+        ...
+
+    def given(self) -> dict[str, Any]:
+        """As JSON, for those that read no Parquet."""
+        ...
 
 
 class ChildFailedError(Exception):
@@ -47,17 +57,16 @@ class Processes:
     threads: Threads
     model: Path | None
 
-    def run(self, script: Path, python: str, workload: Workload, options: dict[str, Any]) -> Ended:
+    def run(self, script: Path, python: str, workload: Rows, options: dict[str, Any]) -> Ended:
         """Waits for the script to end; raises ChildFailedError."""
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
             at = Path(scratch)
             workload.save(at / "rows.parquet")
             (at / "scratch").mkdir()
-            given: Given = {
+            given = {
                 "model": None if self.model is None else str(self.model),
                 "rows_file": str(at / "rows.parquet"),
-                "prompt_ids": [list(ids) for ids in workload.prompt_ids],
-                "lengths": list(workload.lengths),
+                **workload.given(),
                 "threads": len(self.threads.cpus),
                 "is_pinned": self.threads.is_pinned,
                 "options": options,

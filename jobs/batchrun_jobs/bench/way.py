@@ -19,7 +19,24 @@ _BATCHRUN: dict[str, dict[str, Option]] = {
     **{schedule: {"schedule": schedule} for schedule in get_args(Schedule)},
     "static": {"schedule": "static", "max_num_seqs": 32},
 }
-NAMES = (*_BATCHRUN, *PEERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """The ways that a benchmark knows: `own` names of batchrun with the options that they stand for, which `script`
+    runs, and `peers`."""
+
+    own: Mapping[str, Mapping[str, Option]]
+    script: Path
+    peers: Mapping[str, Peer]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.own, *self.peers)
+
+
+GENERATING = Kinds(_BATCHRUN, CHILDREN / "batchrun_job.py", PEERS)
+NAMES = GENERATING.names
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +50,16 @@ class Way:
     peer: Peer | None = None
 
 
-def parse(text: str, pythons: Mapping[str, str]) -> Way:
+def parse(text: str, pythons: Mapping[str, str], kinds: Kinds = GENERATING) -> Way:
     """`pythons` has the peers that live in a Python of their own. Raises UsageError: an unknown name or option."""
     name, _, rest = text.partition(":")
     given = [_pair(part, text) for part in rest.split(",")] if rest else []
-    if name in _BATCHRUN:
+    if name in kinds.own:
         for key, _ in given:
             _check(key, _settings(), text)
-        return Way(text, CHILDREN / "batchrun_job.py", sys.executable, {**_BATCHRUN[name], **dict(given)})
-    _check(name, NAMES, text)
-    peer = PEERS[name]
+        return Way(text, kinds.script, sys.executable, {**kinds.own[name], **dict(given)})
+    _check(name, kinds.names, text)
+    peer = kinds.peers[name]
     options = dict(peer.options)
     for key, value in given:
         _check(key, peer.options, text)

@@ -6,6 +6,7 @@ Knows nothing of ways, processes or time.
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,6 +39,9 @@ class Workload:
         """As a job's input: the columns `prompt` and `params`."""
         params = [json.dumps({"max_tokens": length}) for length in self.lengths]
         pq.write_table(pa.table({"prompt": list(self.prompts), "params": params}), file)
+
+    def given(self) -> dict[str, Any]:
+        return {"prompt_ids": [list(ids) for ids in self.prompt_ids], "lengths": list(self.lengths)}
 
 
 def read(source: Path, prompt_col: str, length: str | int, tokenizer: Tokenizer) -> Workload:
