@@ -5,9 +5,10 @@ the test's own, `s3://` a store on loopback, and the model is `echo` except wher
 """
 
 import re
-import runpy
 import shlex
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -28,6 +29,7 @@ RUN_ELSEWHERE = {"python3 -m venv .venv": "sets up a whole environment; .ci/run 
 # Their arguments are parsed, so that what they name exists.
 ONLY_PARSED = {
     "batchrun tune HuggingFaceTB/": "downloads a model",
+    "batchrun lm-eval run": "downloads a model and tasks",
     "python -m batchrun_jobs.bench": "minutes, and peers that need not be installed",
     "python -m tests.endurance.": "minutes to hours",
 }
@@ -103,9 +105,11 @@ def program_of(words: list[str]) -> tuple[click.Command, list[str]]:
     if words[0] == "batchrun":
         return command, words[1:]
     assert words[:2] == ["python", "-m"], f"no test knows how to run {shlex.join(words)}"
-    module = words[2] if words[2] != "batchrun_jobs.bench" else "batchrun_jobs.bench.__main__"
-    main = runpy.run_module(module, run_name="read_only")["main"]
-    assert isinstance(main, click.Command), module
+    name = words[2]
+    found = find_spec(name)
+    assert found is not None, name
+    main = import_module(f"{name}.__main__" if found.submodule_search_locations else name).main
+    assert isinstance(main, click.Command), name
     return main, words[3:]
 
 
