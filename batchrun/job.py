@@ -259,11 +259,20 @@ class Job(BaseModel):
         answers = {name: _short(getattr(self, name)) for name in names}
         return {"inputs": _short(dict(inputs)), "model": _short(model_digest), **answers}
 
-    @staticmethod
-    def differing_answers(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
-        """The keys in which two fingerprints differ so that equal prompts may get other answers."""
-        keys = {*one, *other} - {*_PROMPT_FIELDS}
-        return tuple(sorted(key for key in keys if one.get(key) != other.get(key)))
+    @classmethod
+    def differing(cls, one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
+        """The keys in which two fingerprints differ. An option that one does not know, being older, has its default."""
+
+        def value(fingerprint: Mapping[str, str], key: str) -> str | None:
+            usual = _short(cls.model_fields[key].default) if key in cls.model_fields else None
+            return fingerprint.get(key, usual)
+
+        return tuple(sorted(key for key in {*one, *other} if value(one, key) != value(other, key)))
+
+    @classmethod
+    def differing_answers(cls, one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
+        """Those of them with which equal prompts may get other answers."""
+        return tuple(key for key in cls.differing(one, other) if key not in _PROMPT_FIELDS)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from batchrun.errors import JobMismatch, OutputRefused, StoppedEarly, StorageFailed
 from batchrun.filesystem import Unreachable, is_url, tidy
+from batchrun.job import Job
 from batchrun.store import partial, succession, suspects, target
 from batchrun.store.at_hand import as_called
 from batchrun.store.counts import Counts, total
@@ -187,10 +188,9 @@ class Store:
         stored = read_json(self.at.job)
         if not stored:
             return False
-        known = stored.get("fingerprint", {})
-        differing = sorted(key for key in {*known, *fingerprint} if known.get(key) != fingerprint.get(key))
+        differing = Job.differing(stored.get("fingerprint", {}), fingerprint)
         if differing and not self.overwrite and self._has_answers():
-            raise JobMismatch(self.called(str(self.at.folder)), tuple(differing))
+            raise JobMismatch(self.called(str(self.at.folder)), differing)
         return bool(differing) or (self.overwrite and self.is_complete)
 
     def adopt_plan(self, staged: Path) -> None:

@@ -215,6 +215,14 @@ def test_fingerprint_ignores_how_the_job_is_run(name: str) -> None:
     assert fingerprint(load()) == fingerprint(load(**{name: CHANGES_NONE[name]}))
 
 
+@pytest.mark.parametrize("name", CHANGES_ANSWERS)
+def test_an_option_that_an_older_version_did_not_have_is_at_its_default_there(name: str) -> None:
+    now = fingerprint(load())
+    older = {key: value for key, value in now.items() if key != name}
+    assert Job.differing(older, now) == Job.differing(now, older) == ()
+    assert Job.differing(older, fingerprint(load(**{name: CHANGES_ANSWERS[name]}))) == (name,)
+
+
 def test_fingerprint_depends_on_inputs_and_model() -> None:
     job = load()
     before = fingerprint(job)
