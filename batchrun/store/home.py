@@ -11,7 +11,7 @@ from typing import Protocol
 
 from batchrun.errors import OutputRefused
 from batchrun.store import target
-from batchrun.store.durable import link_if_absent, remove, storage_errors, sync_folder
+from batchrun.store.durable import link_if_absent, new_name, remove, storage_errors, sync_folder
 from batchrun.store.layout import Layout
 from batchrun.store.lease import Lease
 
@@ -64,8 +64,8 @@ class Home(Protocol):
         """What was just written to `path` outlives this process's machine."""
         ...
 
-    def reveal(self) -> None:
-        """Moves a finished result from `ready` to OUT; nothing, when there is none."""
+    def reveal(self, tmp: Path) -> None:
+        """Moves a finished result from `ready` to OUT; nothing, when there is none. `tmp` is the holder's."""
         ...
 
     def fetch(self) -> None:
@@ -112,7 +112,7 @@ class Disk:
     def keep(self, path: Path) -> None:
         """It lies where it belongs."""
 
-    def reveal(self) -> None:
+    def reveal(self, tmp: Path) -> None:
         """One rename; safe to repeat at any point.
 
         While an earlier job's answers are being replaced, OUT is missing between two renames; whoever takes the
@@ -126,20 +126,29 @@ class Disk:
             if at.ready.exists():
                 if at.overwriting.exists() and at.out.exists():
                     target.refuse_foreign(at, overwrite=True)
-                    # Aside, not deleted: a crash before the new answers are in place must not cost the old ones.
-                    # When they are aside already, this OUT is somebody else's, and the rename refuses.
-                    at.out.rename(at.replaced)
-                    # Both folders: were the mark gone and the old answers back, they would seem somebody else's.
-                    sync_folder(at.out.parent)
-                    sync_folder(at.folder)
+                    self._put_aside(tmp)
                 # After the old answers have left OUT, before the new ones enter it: OUT without this mark is ours.
-                at.overwriting.unlink(missing_ok=True)
+                _throw(at.overwriting, tmp)
                 sync_folder(at.folder)
                 at.ready.rename(at.out)
                 # The new answers' name is durable before the old answers go.
                 sync_folder(at.out.parent)
             if at.out.exists() and not at.overwriting.exists():
-                remove(at.replaced)
+                _throw(at.replaced, tmp)
+
+    def _put_aside(self, tmp: Path) -> None:
+        """The answers at OUT, not deleted: a crash before the new ones are in place must not cost the old ones.
+
+        They go into a folder that comes out of `tmp`. To a process that was paused here it is not there any more, or
+        already full; and so it is when they are aside already and this OUT is somebody else's.
+        """
+        at, empty = self._at, new_name(tmp, self._at.replaced.name)
+        empty.mkdir()
+        empty.rename(at.replaced)
+        at.out.rename(at.replaced / at.out.name)
+        # All three folders: were the mark gone and the old answers back, they would seem somebody else's.
+        for folder in (at.replaced, at.out.parent, at.folder):
+            sync_folder(folder)
 
     def fetch(self) -> None:
         """Everything is at hand."""
@@ -149,6 +158,15 @@ class Disk:
 
     def leave(self) -> None:
         """Nothing is elsewhere."""
+
+
+def _throw(path: Path, tmp: Path) -> None:
+    """Removes it, if it is there, through `tmp`: a process that was paused here has none any more, and what it would
+    remove is its successor's."""
+    if path.exists():
+        going = new_name(tmp, path.name)
+        path.rename(going)
+        remove(going)
 
 
 @contextmanager

@@ -142,7 +142,7 @@ class Layout:
 
     @property
     def replaced(self) -> Path:
-        """The answers of an earlier job, between leaving OUT and being deleted."""
+        """A folder with the answers of an earlier job, between leaving OUT and being deleted."""
         return self.folder / "replaced"
 
     @property

@@ -150,7 +150,7 @@ class ObjectHome:
         elif self._is_shared and path.exists():
             self._job.put(self._key(path), path)
 
-    def reveal(self) -> None:
+    def reveal(self, tmp: Path) -> None:
         """File by file, each only where none is, and `_SUCCESS` last; what a crash leaves is written anew.
 
         Raises:

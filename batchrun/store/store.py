@@ -330,7 +330,7 @@ class Store:
         """
         assert self._lease, "reveal() belongs inside lock()"
         self.check_lease()
-        self._home.reveal()
+        self._home.reveal(self.tmp)
 
     def _stored(self, key: str) -> dict[str, Any]:
         content = read_json(self.at.job)

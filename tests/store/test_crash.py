@@ -163,7 +163,7 @@ with bench.working(overwrite=True, model="new") as store:
     seen = []
     for folder in folders:
         again = in_folder(bench, folder)
-        readable = again.out if again.out.exists() else folder / "out.batchrun" / "replaced"
+        readable = again.out if again.out.exists() else folder / "out.batchrun" / "replaced" / "out"
         assert texts(readable) in (old, new)
         seen.append("out" if again.out.exists() else "aside")
         with again.working(overwrite=True, model="new") as store:
@@ -267,7 +267,7 @@ with bench.working() as store:
     seen = []
     for folder in folders:
         again = in_folder(bench, folder)
-        readable = again.out if again.out.exists() else folder / "out.batchrun" / "replaced"
+        readable = again.out if again.out.exists() else folder / "out.batchrun" / "replaced" / "out"
         seen.append(texts(readable))
         assert seen[-1] in (old, new)
         with again.working() as store:

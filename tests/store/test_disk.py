@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchrun.errors import OutputRefused, StorageFailed
+from batchrun.store.home import Disk
+from batchrun.store.lease import Overtaken
 from batchrun.store.store import PartExists, Store
 
 
@@ -69,7 +71,6 @@ def test_publication_syncs_all_it_contains_before_out_appears(bench, inputs, tra
             "unlink manifest.json",
             "rename ready",
             "fsync out.batchrun",
-            "unlink overwriting",
             "fsync out.batchrun",
             "rename out",
             f"fsync {bench.out.parent.name}",
@@ -86,12 +87,46 @@ def test_old_answers_are_aside_for_good_before_the_mark_that_says_so_goes(bench,
         trace.clear()
         bench.publish(store, inputs(2))
     at = trace.index("rename replaced")
-    assert trace[at : at + 4] == [
+    assert trace[at : at + 7] == [
         "rename replaced",
+        "rename out",
+        "fsync replaced",
         f"fsync {bench.out.parent.name}",
         "fsync out.batchrun",
+        "rename overwriting",
         "unlink overwriting",
     ]
+
+
+@pytest.mark.parametrize("paused_at", ["replaced", "out", "overwriting"])
+def test_a_process_that_was_paused_takes_nothing_from_out_when_its_successor_has_published(
+    bench, inputs, monkeypatch, paused_at
+):
+    """It wakes at a rename with which it would have made room for its own answers."""
+    with bench.working() as store:
+        bench.commit(store, 0, [0, 1])
+        bench.publish(store, inputs(2))
+    real = os.rename
+
+    def wake_late(source: Path, target: Path) -> None:
+        if Path(target).name.endswith(paused_at):
+            monkeypatch.setattr(os, "rename", real)
+            real(holder, store.at.tmp / "swept")
+            Disk(store.at).reveal(successor)
+            # And one more job after that, which is to replace these answers.
+            store.at.overwriting.touch()
+        real(source, target)
+
+    with bench.working(overwrite=True) as store:
+        bench.commit(store, 0, [0, 1])
+        holder, successor = store.tmp, store.at.tmp / "successor"
+        successor.mkdir()
+        monkeypatch.setattr(os, "rename", wake_late)
+        with pytest.raises((StorageFailed, Overtaken)):
+            bench.publish(store, inputs(2))
+        assert (bench.out / "part-00000.parquet").exists()
+        assert store.at.overwriting.exists()
+        store.tmp.mkdir()
 
 
 @pytest.mark.parametrize("call", ["fsync", "link"])
