@@ -104,13 +104,14 @@ def round_rows(
 
     Every 32 numbers become multiples of a 127th of their largest, the nearest, and halves the even one.
     """
-    k = x.shape[-1]
-    groups = pad(x, (0, -k % _GROUP)).unflatten(-1, (-1, _GROUP))
+    *rows, k = x.shape
+    groups = pad(x, (0, -k % _GROUP)).reshape(*rows, -(-k // _GROUP), _GROUP)
     largest = groups.abs().amax(dim=-1, keepdim=True)
     factors = torch.where(largest < _SMALLEST, 0.0, _LARGEST / largest)
     # In float64, where the product with the factor has all its digits.
     integers = (groups.double() * factors).round().float()
-    return (integers * (largest * (1 / _LARGEST))).flatten(-2)[..., :k]
+    rounded: Tensor = integers * (largest * (1 / _LARGEST))
+    return rounded.flatten(-2)[..., :k]
 
 
 def _short(
