@@ -5,6 +5,8 @@ model back as it was, to the bit.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -157,6 +159,22 @@ def round_weights(model: nn.Module, kernels: LayerKernels) -> None:
         weight = kernels.pack(linear.weight).unpack()
         mapped.forget(linear.parameter)
         linear.parameter.data = (weight.T if linear.is_transposed else weight).contiguous()
+
+
+@contextmanager
+def rounded_rows(model: nn.Module, kernels: LayerKernels) -> Iterator[None]:
+    """Meanwhile every weight that `fuse` will pack is multiplied with rows rounded as the kernels round them."""
+    linears = _Found.of(model).linears
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args: (kernels.round_rows(args[0]), *args[1:]))
+        for module in model.modules()
+        if id(module) in linears
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _layers(modules: tuple[nn.Module, ...], known: Known, kernels: LayerKernels) -> list[tuple[nn.Module, LayerParts]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from batchrun.engine.attention import NAME, paged_attention, run_packed
 from batchrun.engine.batch import ForwardBatch
-from batchrun.engine.fusion import fuse, round_weights
+from batchrun.engine.fusion import fuse, round_weights, rounded_rows
 from batchrun.engine.head import Halves
 from batchrun.engine.invariance import prove_invariance
 from batchrun.engine.kv_cache import KVCache
@@ -107,7 +107,7 @@ class Model:
     ) -> "Model":
         """Takes over a transformers model that runs eager attention; see `load`.
 
-        Quantized, it is compared with what its own code computes from the rounded weights.
+        Quantized, it is compared with what its own code computes from rounded weights and rows.
         """
         from transformers import AttentionInterface
 
@@ -125,20 +125,21 @@ class Model:
         if kernels is not None and kernels.rounds:
             round_weights(module, kernels)
         expected = expect(module)
+        expected_fast = _expect_rounded(module, kernels) if kernels is not None and kernels.rounds else expected
         with quiet_transformers():
             module.set_attn_implementation(NAME)
         if module.config._attn_implementation != NAME:
             # ALiBi, a mask or a product of its own: transformers warns, and leaves such a model as it was.
             raise ModelUnavailable(f"{expected.name} computes attention in its own code, which cannot run over blocks")
         checked = check(module, expected, GatherAttention(place.device))
-        attention = _accelerate(module, expected, checked, kernels)
+        attention = _accelerate(module, expected_fast, checked, kernels)
         kv_place = place.new_empty(0, dtype=kv_dtype)
         try:
             check_kv_dtype(attention, place.dtype, kv_place.dtype)
         except UnsupportedError as error:
             raise ModelUnavailable(f"{error}; leave out --kv-cache-dtype") from error
         if kv_place.dtype != place.dtype:
-            check(module, expected, attention, kv_place, rounds=kernels is not None and kernels.rounds)
+            check(module, expected_fast, attention, kv_place, rounds=kernels is not None and kernels.rounds)
         if is_deterministic:
             prove_invariance(module, expected, attention, kv_place)
         return cls(module, checked.kv_layers, checked.needs, attention, place, kv_place)
@@ -150,6 +151,12 @@ class Model:
     def forward_planned(self, cache: KVCache, batch: ForwardBatch, plan: Any) -> Tensor:
         """The same with the attention's plan for the batch, which may be made beforehand."""
         return run_packed(self._module, batch, cache, plan)
+
+
+def _expect_rounded(module: Any, kernels: LayerKernels) -> Expected:
+    """What its own code computes when the rows that its weights are multiplied with are rounded as the kernels do."""
+    with rounded_rows(module, kernels):
+        return expect(module)
 
 
 def _accelerate(module: Any, expected: Expected, checked: Checked, kernels: LayerKernels | None) -> Attention:

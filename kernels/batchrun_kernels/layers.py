@@ -15,7 +15,7 @@ from batchrun_kernels.contract import UnsupportedError, WholeLayer
 from batchrun_kernels.elementwise import Activation
 from batchrun_kernels.native_layer import LayerSpec, NativeLayer, Scratch
 from batchrun_kernels.packed import PackedWeight
-from batchrun_kernels.packed_int8 import Int8Weight
+from batchrun_kernels.packed_int8 import Int8Weight, round_rows
 
 Quantization = Literal["none", "int8"]
 
@@ -74,6 +74,7 @@ class LayerKernels:
 
     `whole`: makes one call of a layer, for a pool and plans of an attention that `runs_layers`.
     `rounds`: what a weight is packed to is not what it was, nor are the rows that it is multiplied with.
+    `round_rows`: what these are rounded to, in plain torch.
     """
 
     name: str
@@ -86,6 +87,7 @@ class LayerKernels:
     packs_all: bool
     whole: Callable[[LayerSpec], WholeLayer] | None = None
     rounds: bool = False
+    round_rows: Callable[[Tensor], Tensor] = torch.clone  # x [..., k] -> [..., k]
 
 
 def layer_kernels(device: torch.device, dtype: torch.dtype, quantization: Quantization = "none") -> LayerKernels | None:
@@ -93,7 +95,7 @@ def layer_kernels(device: torch.device, dtype: torch.dtype, quantization: Quanti
     if quantization == "int8":
         if device.type != "cpu" or dtype != torch.float32:
             raise UnsupportedError("weights of int8 are for a CPU, beside float32")
-        return replace(_native_kernels(), pack=Int8Weight.pack, rounds=True)
+        return replace(_native_kernels(), pack=Int8Weight.pack, rounds=True, round_rows=round_rows)
     if device.type == "cpu" and dtype == torch.float32 and native.find() is not None:
         return _native_kernels()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:

@@ -15,15 +15,15 @@ import torch  # noqa: F401  (loads the libgomp that the library is to share)
 # Where the package's build puts the library.
 FOLDER = Path(__file__).parent
 # Equal to VERSION in c/native.c.
-_VERSION = 6
+_VERSION = 7
 # What the kernels are compiled for, in the order of c/native.c; the library takes the best that the processor has.
 INSTRUCTIONS = ("portable", "avx2", "avx512")
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "batchrun_at_most": [_INT],
     "batchrun_gemm": [_POINTER] * 4 + [_LONG] * 3,
-    "batchrun_round_rows": [_POINTER] * 3 + [_LONG] * 3 + [_FLOAT],
-    "batchrun_gemm_int8": [_POINTER] * 6 + [_LONG] * 3,
+    "batchrun_rounded_size": [_LONG] * 2,
+    "batchrun_gemm_int8": [_POINTER] * 5 + [_LONG] * 3 + [_POINTER],
     "batchrun_rms_norm": [_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG],
     "batchrun_glu": [_POINTER, _POINTER, _LONG, _LONG, _INT],
     "batchrun_attend": [_POINTER, _INT],
@@ -74,7 +74,7 @@ def load(folder: Path) -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    library.batchrun_layer_scratch.restype = _LONG
+    library.batchrun_layer_scratch.restype = library.batchrun_rounded_size.restype = _LONG
     return library
 
 

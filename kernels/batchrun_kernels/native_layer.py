@@ -14,7 +14,7 @@ from batchrun_kernels.contract import KVPool, Mask
 from batchrun_kernels.elementwise import Activation
 from batchrun_kernels.native_attention import NativePlan, is_half
 from batchrun_kernels.packed import PackedWeight
-from batchrun_kernels.packed_int8 import Int8Weight, largest_rounded
+from batchrun_kernels.packed_int8 import Int8Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,6 @@ class _Weight(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("n", ctypes.c_long),
         ("k", ctypes.c_long),
-        ("most", ctypes.c_float),
     )
 
 
@@ -244,6 +243,5 @@ def _weight(linear: LayerLinear) -> _Weight:
     weight, bias = linear.weight, linear.bias
     assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous()), "a bias is contiguous float32"
     scales = weight.scales.data_ptr() if isinstance(weight, Int8Weight) else None
-    most = largest_rounded(weight.k) if isinstance(weight, Int8Weight) else 0
     where = weight.panels.data_ptr(), scales, None if bias is None else bias.data_ptr()
-    return _Weight(*where, weight.num_outputs, weight.k, float(most))
+    return _Weight(*where, weight.num_outputs, weight.k)

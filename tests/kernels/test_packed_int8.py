@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from batchrun_kernels.packed_int8 import Int8Weight, largest_rounded
+from batchrun_kernels import native
+from batchrun_kernels.packed_int8 import Int8Weight, round_rows
+from tests.kernels.conftest import sets_of_instructions
 
 # (num_outputs, k): below, at and off the panel's 16 outputs; k even and odd.
 SHAPES = ((1, 1), (16, 3), (63, 111), (48, 576), (37, 1537))
@@ -22,21 +24,41 @@ def make(num_outputs: int, k: int, num_rows: int) -> tuple[Tensor, Tensor, Tenso
     return x, weight, torch.randn(num_outputs, generator=random)
 
 
-def rounded(x: Tensor, largest: int) -> Tensor:
-    """float64: every row as whole multiples of its largest number's share."""
-    unit = x.abs().amax(dim=-1, keepdim=True).double() / largest
-    return (x.double() / unit.clamp_min(1e-300)).round() * unit
-
-
 @pytest.mark.parametrize(("num_outputs", "k"), SHAPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 5, 6, 7, 13, 64, 250])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 6, 7, 8, 9, 13, 64, 250])
 def test_equals_the_product_of_what_is_rounded(library: ctypes.CDLL, num_outputs: int, k: int, num_rows: int) -> None:
+    """Integers are the same to the last; sums are of size one, in float32."""
     x, weight, bias = make(num_outputs, k, num_rows)
     packed = Int8Weight.pack(weight)
-    expected = rounded(x, largest_rounded(k)) @ packed.unpack().double().T
-    # A number of x that lies next to the middle between two integers may fall on the other side: sums are of size one.
-    torch.testing.assert_close(packed.linear(x, None).double(), expected, rtol=1e-6, atol=2e-4 if k > 600 else 3e-5)
+    expected = round_rows(x).double() @ packed.unpack().double().T
+    torch.testing.assert_close(packed.linear(x, None).double(), expected, rtol=0, atol=2e-6)
     torch.testing.assert_close(packed.linear(x, bias), packed.linear(x, None) + bias, rtol=0, atol=0)
+
+
+def test_rows_are_within_half_a_step_of_their_groups() -> None:
+    x, _, _ = make(1, 100, 30)
+    x[3, 32:64] = 0
+    for got, group in zip(round_rows(x).split(32, dim=1), x.split(32, dim=1), strict=True):
+        steps = group.abs().amax(dim=1, keepdim=True) / 127
+        assert ((got - group).abs() <= steps * 0.5001).all()
+        counts = got / steps.clamp_min(1e-30)
+        assert ((counts - counts.round()).abs() < 1e-4).all()
+    assert round_rows(torch.tensor([[2.5, 127.0, -3.5]])).tolist() == [[2.0, 127.0, -4.0]]
+    assert round_rows(torch.full((1, 3), 1e-31)).tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.skipif(len(sets_of_instructions()) < 3, reason="needs a processor with AVX-512 and VNNI")
+def test_both_sets_with_fused_multiply_adds_give_the_same_bits() -> None:
+    library = native.needed()
+    x, weight, bias = make(63, 111, 29)
+    packed = Int8Weight.pack(weight)
+    try:
+        of_avx2, of_avx512 = [
+            packed.linear(x, bias) for name in ("avx2", "avx512") if native.limit(library, name) == name
+        ]
+    finally:
+        native.limit(library, native.INSTRUCTIONS[-1])
+    assert torch.equal(of_avx2, of_avx512)
 
 
 def test_a_weight_is_within_half_a_step_and_packs_to_itself() -> None:
@@ -52,12 +74,12 @@ def test_a_weight_is_within_half_a_step_and_packs_to_itself() -> None:
     assert torch.equal(packed.rows(ids), packed.unpack()[ids])
 
 
-@pytest.mark.parametrize("k", [1, 516, 517, 8000])
+@pytest.mark.parametrize("k", [1, 32, 33, 8000])
 def test_the_largest_numbers_do_not_overflow(library: ctypes.CDLL, k: int) -> None:
-    x, weight = torch.full((7, k), 3.0), torch.full((17, k), -2.0)
+    x, weight = torch.full((9, k), 3.0), torch.full((17, k), -2.0)
     weight[3] = 2.0
     got = Int8Weight.pack(weight).linear(x, None)
-    expected = torch.full((7, 17), -6.0 * k)
+    expected = torch.full((9, 17), -6.0 * k)
     expected[:, 3] = 6.0 * k
     # The scale of -2 is rounded up to 16 bits.
     torch.testing.assert_close(got, expected, rtol=4e-5, atol=0)
@@ -99,11 +121,10 @@ def test_a_row_of_zeros_gives_zeros(library: ctypes.CDLL) -> None:
 def test_writes_its_outputs_only(library: ctypes.CDLL, num_outputs: int) -> None:
     x, weight, _ = make(num_outputs, 34, 7)
     packed = Int8Weight.pack(weight)
-    y, integers, scales = torch.full((9, num_outputs), 5.0), torch.zeros(7, 34, dtype=torch.int16), torch.empty(7)
-    library.batchrun_round_rows(x.data_ptr(), integers.data_ptr(), scales.data_ptr(), 7, 34, 17, 1000.0)
+    y, rounded = torch.full((9, num_outputs), 5.0), torch.full((library.batchrun_rounded_size(7, 34) + 1,), 5.0)
     weights = packed.panels.data_ptr(), packed.scales.data_ptr()
-    library.batchrun_gemm_int8(
-        integers.data_ptr(), scales.data_ptr(), *weights, None, y[1].data_ptr(), 7, num_outputs, 17
-    )
+    to = y[1].data_ptr(), 7, num_outputs, 34, rounded.data_ptr()
+    library.batchrun_gemm_int8(x.data_ptr(), *weights, None, *to)
+    assert rounded[-1] == 5.0
     assert y[0].tolist() == y[-1].tolist() == [5.0] * num_outputs
     assert (y[1:-1] != 5.0).all()

@@ -9,11 +9,10 @@ import torch
 from batchrun_kernels.bench.case import Case, Prepared, Way, num_cold
 from batchrun_kernels.bench.cpu_linear import ROWS, SHAPES
 from batchrun_kernels.packed import PackedWeight, reference_linear
-from batchrun_kernels.packed_int8 import Int8Weight
+from batchrun_kernels.packed_int8 import Int8Weight, round_rows
 
-# Weights of size 1 / sqrt(k) are rounded by half of 1 / 127 of their largest, four times their size: sums of size one
-# move by a hundredth, and the worst of millions by five times as much.
-_TOLERANCE = 0.06
+# Numbers are as they are rounded, so that both types multiply the same: sums of size one, in float32.
+_TOLERANCE = 2e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,7 @@ class _Weights:
     @classmethod
     def make(cls, k: int, num_outputs: int) -> "_Weights":
         weight = torch.randn(num_outputs, k, generator=torch.Generator().manual_seed(0)) / k**0.5
+        weight = Int8Weight.pack(weight).unpack()
         # As many as are cold in the smaller type.
         copies = range(num_cold(weight.numel()))
         return cls(weight, [Int8Weight.pack(weight) for _ in copies], [PackedWeight.pack(weight) for _ in copies])
@@ -41,15 +41,15 @@ def linear_int8_cases() -> Iterator[Case]:
                 "gemm_int8",
                 f"{name} {k}->{num_outputs}, {rows} rows",
                 num_bytes=k * num_outputs + 4 * rows * (k + num_outputs),
-                # An instruction multiplies twice as many numbers as of float32.
-                num_flops=rows * k * num_outputs,
+                # An instruction multiplies four times as many numbers as of float32.
+                num_flops=rows * k * num_outputs // 2,
                 prepare=partial(_prepare, weights, rows, k),
             )
 
 
 def _prepare(weights: Callable[[], _Weights], rows: int, k: int) -> Prepared:
     given = weights()
-    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(1))
+    x = round_rows(torch.randn(rows, k, generator=torch.Generator().manual_seed(1)))
     return Prepared(
         (
             Way("int8", lambda copy: given.int8[copy].linear(x, None)),

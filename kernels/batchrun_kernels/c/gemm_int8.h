@@ -1,78 +1,122 @@
-/* y = x W^T + bias with weights of 8 bits, packed as panels of 16 outputs: [ceil(n / 16)][pairs][16][2].
+/* y = x W^T + bias with weights of 8 bits, packed as panels of 16 outputs: [ceil(n / 16)][k / 4][16][4], each 128 more
+ * than it is, so that it has no sign.
  *
- * Every row of x is rounded to integers of 16 bits, as large as keeps the sums of all k products within 32 bits. So
- * sums are exact: a row's bits depend neither on the rows beside it nor on the threads.
+ * Every GROUP numbers of a row of x are rounded to 8 bits by a scale of their own. The sum of a group's products is an
+ * exact integer, whoever adds it up; an output is one chain of multiply-adds of its groups' sums and scales, in the order
+ * of k. So a row's bits depend neither on the rows beside it, nor on the threads, nor on which of the sets of instructions
+ * with fused multiply-adds computes them.
  */
+
+/* A rounded group, in words of 32 bits that are multiplied at once: four numbers of 8 bits, or two of 16. */
+struct NAME(group) {
+    ROUNDED x[GROUP];
+    float scale;
+    int correction; /* takes back what is added to the weights */
+};
 
 /* As many bytes of x in a block. */
 #define BLOCK_BYTES (4 * 8192 * LANES)
-
 /* Panels that are multiplied at once, in two vectors of every row. */
 #define PANELS (2 * LANES / WIDTH)
+/* Words that four numbers of x take, and as many parts of the weights that they are multiplied with. */
+#define PARTS ((int)sizeof(ROUNDED))
+/* Bytes of a panel that a group is multiplied with. */
+#define GROUP_BYTES (GROUP * WIDTH)
 
-/* 2 * LANES numbers of 8 bits. */
-INLINE SHORTS NAME(widened)(const int8_t *from)
+/* A part of the weights of LANES outputs, as the instruction wants them. */
+INLINE INTS NAME(weights)(const uint8_t *from, int part)
 {
 #if defined(INTRINSICS) && LANES == 16
-    return (SHORTS)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)from));
+    return *(const INTS *)from;
 #elif defined(INTRINSICS)
-    return (SHORTS)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+    const __m256i order = part ? _mm256_set1_epi32((int)0x80038002) : _mm256_set1_epi32((int)0x80018000);
+    const __m256i lanes = _mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c, 0x08080808, 0x04040404, 0);
+    return (INTS)_mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)from), _mm256_add_epi8(order, lanes));
 #else
-    return __builtin_convertvector(*(const byte16 *)from, SHORTS);
+    short16 wide;
+    for (int i = 0; i < 2 * LANES; i++)
+        wide[i] = from[i / 2 * 4 + 2 * part + i % 2];
+    return (INTS)wide;
 #endif
 }
 
-/* `sums` and the products of a's and b's neighbouring pairs. */
-INLINE INTS NAME(add_pairs)(INTS sums, SHORTS a, SHORTS b)
+/* `sums` and, in every lane, the products of a part of the weights and a word of x. */
+INLINE INTS NAME(add_products)(INTS sums, INTS weights, INTS word)
 {
 #if defined(INTRINSICS) && LANES == 16
-    return (INTS)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+    return (INTS)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)word);
 #elif defined(INTRINSICS)
-    return sums + (INTS)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    return sums + (INTS)_mm256_madd_epi16((__m256i)weights, (__m256i)word);
 #else
+    const short16 a = (short16)weights, b = (short16)word;
     for (int lane = 0; lane < LANES; lane++)
         sums[lane] += a[2 * lane] * b[2 * lane] + a[2 * lane + 1] * b[2 * lane + 1];
     return sums;
 #endif
 }
 
-/* acc[rows][vectors] of LANES outputs += x[rows][2 * pairs] times their weights, vectors `apart` numbers from each
- * other; as many as one vector's are prefetched from `ahead` on. */
-INLINE void NAME(int8_accumulate)(INTS acc[ROWS][2], const int rows, const int vectors, const int16_t *x,
-                                  const int8_t *panel, long apart, long pairs, const int8_t *ahead)
+/* acc[rows][vectors] of LANES outputs += x[rows][groups] times their weights, vectors `apart` bytes from each other.
+ * With every group `lines` cache lines are prefetched, from `next` on; where that is none, the weights' own, one group
+ * ahead. */
+INLINE void NAME(int8_accumulate)(VECTOR acc[INT8_ROWS][2], const int rows, const int vectors,
+                                  const struct NAME(group) *x, const uint8_t *panel, long apart, long groups,
+                                  const uint8_t *next, long lines)
 {
-    const long stride = 2 * pairs;
-    for (long p = 0; p < pairs; p++, x += 2, panel += 2 * WIDTH, ahead += 2 * WIDTH) {
-        __builtin_prefetch(ahead, 0, 2);
-        const SHORTS low = NAME(widened)(panel), high = vectors > 1 ? NAME(widened)(panel + apart) : low;
-#pragma GCC unroll 12
+    /* A pointer to every third row, so that few registers address all of them. */
+    const struct NAME(group) *third[3] = {x, x + 3 * groups, x + 6 * groups};
+    for (long g = 0; g < groups; g++, third[0]++, third[1]++, third[2]++, panel += GROUP_BYTES) {
+        INTS sums[INT8_ROWS][2];
+        for (long line = 0; line < lines; line++, next += 64)
+            __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+            sums[r][0] = sums[r][1] = (INTS){0} + third[r / 3][r % 3 * groups].correction;
+#pragma GCC unroll 16
+        for (int step = 0; step < GROUP / 4; step++) {
+            const uint8_t *from = panel + step * 4 * WIDTH;
+            if (!lines) {
+                __builtin_prefetch(from + GROUP_BYTES);
+                if (vectors > 1)
+                    __builtin_prefetch(from + GROUP_BYTES + apart);
+            }
+#pragma GCC unroll 2
+            for (int part = 0; part < PARTS; part++) {
+                const INTS low = NAME(weights)(from, part), high = vectors > 1 ? NAME(weights)(from + apart, part) : low;
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++) {
+                    const int *words = (const int *)third[r / 3][r % 3 * groups].x;
+                    const INTS word = (INTS){0} + words[step * PARTS + part];
+                    sums[r][0] = NAME(add_products)(sums[r][0], low, word);
+                    if (vectors > 1)
+                        sums[r][1] = NAME(add_products)(sums[r][1], high, word);
+                }
+            }
+        }
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            int pair;
-            memcpy(&pair, x + r * stride, sizeof pair);
-            const SHORTS both = (SHORTS)((INTS){0} + pair);
-            acc[r][0] = NAME(add_pairs)(acc[r][0], low, both);
+            const float scale = third[r / 3][r % 3 * groups].scale;
+            acc[r][0] += __builtin_convertvector(sums[r][0], VECTOR) * scale;
             if (vectors > 1)
-                acc[r][1] = NAME(add_pairs)(acc[r][1], high, both);
+                acc[r][1] += __builtin_convertvector(sums[r][1], VECTOR) * scale;
         }
     }
 }
 
 INLINE void NAME(int8_rows)(const int rows, const int vectors, const struct product_int8 *a, long row, long p,
-                            const int8_t *ahead)
+                            const uint8_t *next, long lines)
 {
-    INTS acc[ROWS][2] = {0};
+    VECTOR acc[INT8_ROWS][2] = {0};
     const long column = p * WIDTH, full = vectors * LANES, width = a->n - column < full ? a->n - column : full;
-    const long apart = PANELS > 1 ? a->pairs * 2 * WIDTH : 2 * LANES;
-    NAME(int8_accumulate)(acc, rows, vectors, a->x + row * 2 * a->pairs, a->packed + p * a->pairs * 2 * WIDTH, apart,
-                          a->pairs, ahead);
+    const long panel_bytes = a->groups * GROUP_BYTES, apart = PANELS > 1 ? panel_bytes : 4 * LANES;
+    NAME(int8_accumulate)(acc, rows, vectors, (const struct NAME(group) *)a->x + row * a->groups,
+                          a->packed + p * panel_bytes, apart, a->groups, next, lines);
     const float *scales = a->scales + column;
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         float y[2 * LANES], *to = width < full ? y : a->y + (row + r) * a->n + column;
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
-            *(VECTOR *)(to + LANES * v) = __builtin_convertvector(acc[r][v], VECTOR) * a->x_scales[row + r] *
-                                          *(const VECTOR *)(scales + LANES * v);
+            *(VECTOR *)(to + LANES * v) = acc[r][v] * *(const VECTOR *)(scales + LANES * v);
         if (width < full)
             memcpy(a->y + (row + r) * a->n + column, y, width * sizeof(float));
         if (a->bias)
@@ -81,73 +125,43 @@ INLINE void NAME(int8_rows)(const int rows, const int vectors, const struct prod
     }
 }
 
-NOINLINE void NAME(int8_pair)(int rows, const struct product_int8 *a, long row, long p, const int8_t *ahead)
+NOINLINE void NAME(int8_pair)(int rows, const struct product_int8 *a, long row, long p, const uint8_t *next, long lines)
 {
-    FOR_ROWS(int8_rows, rows, 2, a, row, p, ahead)
+    FOR_INT8_ROWS(int8_rows, rows, 2, a, row, p, next, lines)
 }
 
-NOINLINE void NAME(int8_single)(int rows, const struct product_int8 *a, long row, long p, const int8_t *ahead)
+NOINLINE void NAME(int8_single)(int rows, const struct product_int8 *a, long row, long p, const uint8_t *next,
+                                long lines)
 {
-    FOR_ROWS(int8_rows, rows, 1, a, row, p, ahead)
+    FOR_INT8_ROWS(int8_rows, rows, 1, a, row, p, next, lines)
 }
 
 static void NAME(gemm_int8)(const struct product_int8 *a)
 {
-    const struct grid grid = grid_of(a->m, a->n, ROWS, BLOCK_BYTES / (4 * a->pairs), PANELS);
-    const long least = least_cells(&grid, a->m * a->n * a->pairs);
-#pragma omp parallel for schedule(guided, least) if (a->m * a->n * a->pairs > SMALL_WORK)
+    const long row_bytes = a->groups * (long)sizeof(struct NAME(group)), panel_bytes = a->groups * GROUP_BYTES;
+    /* An instruction multiplies four times as many numbers as of float. */
+    const long work = a->m * a->n * a->groups * GROUP / 4;
+    const struct grid grid = grid_of(a->m, a->n, INT8_ROWS, BLOCK_BYTES / row_bytes, PANELS);
+    const long least = least_cells(&grid, work);
+#pragma omp parallel for schedule(guided, least) if (work > SMALL_WORK)
     for (long i = 0; i < grid.cells; i++) {
         const struct cell cell = cell_of(&grid, i);
-        const long panels = cell.to - cell.from;
+        const long panels = cell.to - cell.from, groups = cell.high - cell.low;
+        /* Every group of rows takes its share of the following panels; a single one is done before memory is. */
+        const long ahead = panels * a->groups, all = GROUP_BYTES / 64 * panels;
+        const long lines = groups > 1 && cell.to < grid.panels ? (all + groups - 1) / groups : 0;
         for (long g = cell.low; g < cell.high; g++) {
-            const long row = group_row(a->m, grid.groups, g);
+            const long row = group_row(a->m, grid.groups, g), share = ahead * (g - cell.low) / groups;
             const int rows = (int)(group_row(a->m, grid.groups, g + 1) - row);
-            const long turn = g - cell.low, following = turn < panels ? cell.to + turn : grid.panels;
-            const int8_t *ahead = a->packed + (following < grid.panels ? following : cell.from) * a->pairs * 2 * WIDTH;
+            const uint8_t *next = a->packed + cell.to * panel_bytes + share * GROUP_BYTES;
             if (panels * WIDTH > LANES)
-                NAME(int8_pair)(rows, a, row, cell.from, ahead);
+                NAME(int8_pair)(rows, a, row, cell.from, next, lines);
             else
-                NAME(int8_single)(rows, a, row, cell.from, ahead);
+                NAME(int8_single)(rows, a, row, cell.from, next, lines);
         }
     }
 }
-#undef PANELS
 #undef BLOCK_BYTES
-
-/* x[m][k] as integers of at most `most`: rounded [m][2 * pairs], zero behind k, times scales [m]. The scale of a row
- * that is not finite is NaN. */
-static void NAME(round_rows)(const float *x, int16_t *rounded, float *scales, long m, long k, long pairs, float most)
-{
-#pragma omp parallel for if (m * k > SMALL_ROWS)
-    for (long row = 0; row < m; row++) {
-        const float *from = x + row * k;
-        int16_t *to = rounded + row * 2 * pairs;
-        const VECTOR zero = {0}, magic = zero + 12582912.0f;
-        VECTOR largest = zero, flaw = zero;
-        long i = 0;
-        for (; i + LANES <= k; i += LANES) {
-            VECTOR some = *(const VECTOR *)(from + i);
-            largest = NAME(larger)((VECTOR)((INTS)some & 0x7fffffff), largest);
-            flaw += some * 0.0f;
-        }
-        float most_here = NAME(largest_lane)(largest), flaws = NAME(sum_of_lanes)(flaw);
-        for (; i < k; i++) {
-            most_here = fabsf(from[i]) > most_here ? fabsf(from[i]) : most_here;
-            flaws += from[i] * 0.0f;
-        }
-        scales[row] = most_here / most + flaws;
-        if (flaws != 0 || most_here == 0) {
-            memset(to, 0, 2 * pairs * sizeof *to);
-            continue;
-        }
-        const float factor = most / most_here;
-        for (i = 0; i + LANES <= k; i += LANES) {
-            VECTOR some = *(const VECTOR *)(from + i) * factor + magic;
-            *(NARROW *)(to + i) = __builtin_convertvector((INTS)some - (INTS)magic, NARROW);
-        }
-        for (; i < k; i++)
-            to[i] = (int16_t)lrintf(from[i] * factor);
-        if (2 * pairs > k)
-            to[k] = 0;
-    }
-}
+#undef PANELS
+#undef PARTS
+#undef GROUP_BYTES

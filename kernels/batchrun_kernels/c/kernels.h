@@ -6,6 +6,7 @@
 #include "gemm.h"
 #include "exp.h"
 #include "gemm_int8.h"
+#include "round.h"
 #include "elementwise.h"
 #include "attention.h"
 #include "write.h"
@@ -23,9 +24,11 @@
 #undef SET
 #undef VECTOR
 #undef INTS
-#undef SHORTS
+#undef ROUNDED
 #undef NARROW
 #undef LANE_NUMBERS
 #undef LANES
 #undef ROWS
 #undef FOR_ROWS
+#undef INT8_ROWS
+#undef FOR_INT8_ROWS

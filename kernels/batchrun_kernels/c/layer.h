@@ -23,11 +23,7 @@ static void multiply(const struct weight *w, const float *x, float *y, long m, f
         batchrun_gemm(x, w->panels, w->bias, y, m, w->n, w->k);
         return;
     }
-    const long pairs = (w->k + 1) / 2;
-    float *scales = take(&scratch, m);
-    int16_t *rounded = (int16_t *)scratch;
-    batchrun_round_rows(x, rounded, scales, m, w->k, pairs, w->most);
-    batchrun_gemm_int8(rounded, scales, w->panels, w->scales, w->bias, y, m, w->n, pairs);
+    batchrun_gemm_int8(x, w->panels, w->scales, w->bias, y, m, w->n, w->k, scratch);
 }
 
 /* Heads [tokens][heads][dim], tokens `stride` apart. */
@@ -51,7 +47,7 @@ static struct heads normalised(const struct norm *norm, struct heads of, long to
 /* The floats that `batchrun_layer` needs for its intermediate results. */
 long batchrun_layer_scratch(const struct layer *l, long m)
 {
-    const long width = l->out.n, rounded = m + m * (max_of(max_of(width, l->down.k), l->out.k) + 1) / 2;
+    const long width = l->out.n, rounded = batchrun_rounded_size(m, max_of(max_of(width, l->down.k), l->out.k));
     return m * (3 * width + l->qkv.n + l->heads * (2 * l->key_dim + l->value_dim) + l->gate_up.n + l->down.k) +
            rounded + 16 * 16;
 }

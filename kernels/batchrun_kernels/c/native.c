@@ -14,7 +14,7 @@
 #endif
 
 /* Counts up whenever a function's arguments change, so that an old library is never called with new ones. */
-#define VERSION 6
+#define VERSION 7
 
 /* Multiply-adds that are not worth waking a thread for. */
 #define SMALL_WORK (1L << 16)
@@ -31,14 +31,13 @@ typedef uint16_t half8 __attribute__((vector_size(16), aligned(2), may_alias));
 typedef int int8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int16_t short16 __attribute__((vector_size(32), aligned(2), may_alias));
 typedef int16_t short8 __attribute__((vector_size(16), aligned(2), may_alias));
-typedef int8_t byte16 __attribute__((vector_size(16), aligned(1), may_alias));
 
 /* The same with 16 lanes. */
 typedef float float_x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int int_x16 __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int16_t short_x32 __attribute__((vector_size(64), aligned(2), may_alias));
+typedef int8_t byte_x16 __attribute__((vector_size(16), aligned(1), may_alias));
 
-/* Calls the function with `rows` as a constant: of a set of instructions that has registers for 6 or 12 rows. */
+/* Calls the function with `rows` as a constant: of a set of instructions that has registers for 6, 8 or 12 rows. */
 #define CASE(function, rows, ...)                                                                                     \
     case rows: NAME(function)(rows, __VA_ARGS__); break;
 #define SIX_CASES(function, ...)                                                                                      \
@@ -46,6 +45,10 @@ typedef int16_t short_x32 __attribute__((vector_size(64), aligned(2), may_alias)
     CASE(function, 4, __VA_ARGS__) CASE(function, 5, __VA_ARGS__) CASE(function, 6, __VA_ARGS__)
 #define FOR_6(function, rows, ...)                                                                                    \
     switch (rows) { SIX_CASES(function, __VA_ARGS__) }
+#define FOR_8(function, rows, ...)                                                                                    \
+    switch (rows) {                                                                                                   \
+        SIX_CASES(function, __VA_ARGS__) CASE(function, 7, __VA_ARGS__) CASE(function, 8, __VA_ARGS__)                \
+    }
 #define FOR_12(function, rows, ...)                                                                                   \
     switch (rows) {                                                                                                   \
         SIX_CASES(function, __VA_ARGS__)                                                                              \
@@ -69,15 +72,22 @@ struct product {
     long m, n, k, groups;
 };
 
-/* The same with weights of 8 bits and rows of x rounded to 16. */
+/* Numbers of a row that are rounded to 8 bits by one scale. */
+#define GROUP 32
+
+static long groups_of(long k)
+{
+    return (k + GROUP - 1) / GROUP;
+}
+
+/* A product with weights of 8 bits and rows rounded to as many. */
 struct product_int8 {
-    const int16_t *x;      /* [m][2 * pairs] */
-    const float *x_scales; /* [m] */
-    const int8_t *packed;  /* [ceil(n / 16)][pairs][16][2], zeros behind column n */
+    const void *x;         /* [m][groups] as gemm_int8.h has them */
+    const uint8_t *packed; /* [ceil(n / 16)][groups * GROUP / 4][16][4], 128 is zero and behind column n */
     const float *scales;   /* [16 * ceil(n / 16)] */
     const float *bias;     /* [n] or null */
     float *y;              /* [m][n] */
-    long m, n, pairs;
+    long m, n, groups;
 };
 
 /* Attention's arguments, as native_attention.py fills them in. */
@@ -121,7 +131,6 @@ struct weight {
     const void *panels;
     const float *scales, *bias; /* each may be null */
     long n, k;
-    float most; /* the largest integer of a rounded row */
 };
 
 /* RMSNorm; without a weight there is none. */
@@ -164,12 +173,14 @@ struct pass {
 #define SET avx512
 #define VECTOR float_x16
 #define INTS int_x16
-#define SHORTS short_x32
-#define NARROW short16
+#define ROUNDED int8_t
+#define NARROW byte_x16
 #define LANES 16
 #define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 #define ROWS 12
 #define FOR_ROWS FOR_12
+#define INT8_ROWS 8
+#define FOR_INT8_ROWS FOR_8
 #include "kernels.h"
 #pragma GCC pop_options
 #pragma GCC push_options
@@ -177,12 +188,14 @@ struct pass {
 #define SET avx2
 #define VECTOR float8
 #define INTS int8
-#define SHORTS short16
+#define ROUNDED int16_t
 #define NARROW short8
 #define LANES 8
 #define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
 #define ROWS 6
 #define FOR_ROWS FOR_6
+#define INT8_ROWS 6
+#define FOR_INT8_ROWS FOR_6
 #include "kernels.h"
 #pragma GCC pop_options
 #undef INTRINSICS
@@ -191,12 +204,14 @@ struct pass {
 #define SET portable
 #define VECTOR float8
 #define INTS int8
-#define SHORTS short16
+#define ROUNDED int16_t
 #define NARROW short8
 #define LANES 8
 #define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
 #define ROWS 6
 #define FOR_ROWS FOR_6
+#define INT8_ROWS 6
+#define FOR_INT8_ROWS FOR_6
 #include "kernels.h"
 
 enum instructions { PORTABLE, AVX2, AVX512 };
@@ -235,15 +250,18 @@ void batchrun_gemm(const float *x, const float *packed, const float *bias, float
     CALL(gemm, x, packed, bias, y, m, n, k);
 }
 
-void batchrun_round_rows(const float *x, int16_t *rounded, float *scales, long m, long k, long pairs, float most)
+/* The floats that m rounded rows of k numbers take. */
+long batchrun_rounded_size(long m, long k)
 {
-    CALL(round_rows, x, rounded, scales, m, k, pairs, most);
+    return m * groups_of(k) * (GROUP / 2 + 2);
 }
 
-void batchrun_gemm_int8(const int16_t *x, const float *x_scales, const int8_t *packed, const float *scales,
-                        const float *bias, float *y, long m, long n, long pairs)
+/* `rounded`: batchrun_rounded_size floats. */
+void batchrun_gemm_int8(const float *x, const uint8_t *packed, const float *scales, const float *bias, float *y, long m,
+                        long n, long k, float *rounded)
 {
-    const struct product_int8 a = {x, x_scales, packed, scales, bias, y, m, n, pairs};
+    const struct product_int8 a = {rounded, packed, scales, bias, y, m, n, groups_of(k)};
+    CALL(round_rows, x, rounded, m, k);
     CALL(gemm_int8, &a);
 }
 
