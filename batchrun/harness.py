@@ -255,5 +255,5 @@ def _putting_bos(tokenizer: Any, add_bos_token: bool | None, *, trust_remote_cod
 
 
 def _device(device: str | None) -> str | None:
-    """A job's device: without a number behind it."""
-    return None if device is None else device.partition(":")[0]
+    """A job's device. The harness says `cuda` where nobody has said anything, and means a GPU if there is one."""
+    return "auto" if device is not None and device.startswith("cuda") else device
