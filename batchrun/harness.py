@@ -81,6 +81,8 @@ class BatchrunLM(TemplateLM):  # type: ignore[misc]
             raise UsageError(f"model_args: {name!r} is no option of batchrun under the harness; there are {known}")
         given = {"model": pretrained, "max_model_len": max_length, "device": _device(device), **options}
         self._options = {name: value for name, value in given.items() if value is not None}
+        if think_end_token is not None and not isinstance(think_end_token, str):
+            raise UsageError(f"model_args: think_end_token={think_end_token!r} should be a text, such as </think>")
         job = Job.load({"inputs": "-", "output": "-", **self._options})
         checkpoint = resolve(
             job.model, revision=job.revision, cache=cache_folder(), trust_remote_code=job.trust_remote_code
@@ -93,7 +95,7 @@ class BatchrunLM(TemplateLM):  # type: ignore[misc]
         )
         if not isinstance(tokenizer, HFTokenizer):
             raise UsageError(f"the model {checkpoint.spec.name} has no tokenizer of transformers; choose another")
-        self.tokenizer = tokenizer.native
+        self.tokenizer = _putting_bos(tokenizer.native, add_bos_token, trust_remote_code=job.trust_remote_code)
         self.max_length = effective_max_model_len(job, checkpoint.spec)
         self.max_gen_toks = max_gen_toks
         self._add_bos_token = add_bos_token
@@ -240,6 +242,18 @@ class BatchrunLM(TemplateLM):  # type: ignore[misc]
         return text
 
 
+def _putting_bos(tokenizer: Any, add_bos_token: bool | None, *, trust_remote_code: bool) -> Any:
+    """The tokenizer as it is where it puts BOS before texts, or does not; None: as it does by itself."""
+    if add_bos_token is None:
+        return tokenizer
+    from transformers import AutoTokenizer
+
+    told = {"add_bos_token": add_bos_token, "trust_remote_code": trust_remote_code}
+    changed = AutoTokenizer.from_pretrained(tokenizer.name_or_path, **told)
+    changed.chat_template = tokenizer.chat_template
+    return changed
+
+
 def _device(device: str | None) -> str | None:
-    """A job's device: without a number behind it."""
-    return None if device is None else device.partition(":")[0]
+    """A job's device. The harness says `cuda` where nobody has said anything, and means a GPU if there is one."""
+    return "auto" if device is not None and device.startswith("cuda") else device

@@ -57,9 +57,9 @@ def test_what_is_further_apart_than_it_may_be_fails(source: Path) -> None:
     [
         (["--choices-col", "none"], "no column 'none'"),
         (["--choices-col", "texts"], "row 0: give a prompt and two different choices or more"),
-        (["--way", "fast"], "no such name 'fast'; there are batchrun, score, lm-eval, vllm, llama.cpp"),
+        (["--way", "fast"], "no such name 'fast'; there are batchrun, score, lm-eval, vllm"),
         (["--way", "lm-eval"], "no way is left"),
-        (["--way", "batchrun", "--python", "vlm=/bin/python"], "where PEER is one of lm-eval, vllm, llama.cpp"),
+        (["--way", "batchrun", "--python", "vlm=/bin/python"], "where PEER is one of lm-eval, vllm"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_a_line(source: Path, arguments: list[str], said: str) -> None:

