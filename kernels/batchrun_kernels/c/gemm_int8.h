@@ -27,6 +27,7 @@ struct NAME(group) {
 INLINE INTS NAME(weights)(const uint8_t *from, int part)
 {
 #if defined(INTRINSICS) && LANES == 16
+    (void)part; /* there is one */
     return *(const INTS *)from;
 #elif defined(INTRINSICS)
     const __m256i order = part ? _mm256_set1_epi32((int)0x80038002) : _mm256_set1_epi32((int)0x80018000);
