@@ -10,7 +10,7 @@ import click
 )
 @click.argument("arguments", metavar="...", nargs=-1, type=click.UNPROCESSED)
 def lm_eval(arguments: tuple[str, ...]) -> None:
-    """Evaluate with EleutherAI's harness; its command line, with --model batchrun.
+    """EleutherAI's harness: its command line, with --model batchrun.
 
     \b
     Example:

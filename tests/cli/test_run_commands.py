@@ -118,7 +118,7 @@ def test_flag_variable_and_file_meet(library: Library, run: Run, tmp_path: Path)
         (
             ["zzzz"],
             "no such command 'zzzz'; there are plan, submit, resume, cancel, retry, tune, status, list, report, "
-            "verify, export, doctor",
+            "verify, export, lm-eval, doctor",
         ),
     ],
 )
@@ -264,7 +264,7 @@ def test_resume_goes_to_the_stored_job_of_an_absolute_folder(library: Library, r
 
 def test_the_list_of_commands_cuts_no_description(run: Run) -> None:
     listed = run("--help").stdout.split("Commands:")[1].splitlines()
-    assert len([line for line in listed if line.strip()]) == 12
+    assert len([line for line in listed if line.strip()]) == 13
     assert [line for line in listed if line.endswith("...")] == []
 
 
