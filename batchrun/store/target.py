@@ -10,7 +10,7 @@ from pathlib import Path
 
 from batchrun.errors import OutputRefused
 from batchrun.store.durable import new_name, remove, sync_folder
-from batchrun.store.layout import FIRST_FILE, Layout
+from batchrun.store.layout import FIRST_FILE, FOLDER_SUFFIX, Layout
 
 _RESULT_FILE = re.compile(r"([^/]+=[^/]*/)?part-\d{5,}\.parquet|[^/]+=[^/]*/")
 
@@ -20,6 +20,7 @@ def refuse(at: Layout, *, overwrite: bool) -> None:
     try:
         if at.folder.exists() and not at.folder.is_dir():
             raise OutputRefused(f"{at.folder} is in the way of the job folder; move it, or choose another -o")
+        _refuse_inside(at)
         if os.path.lexists(at.out):
             refuse_foreign(at, overwrite=overwrite)
         _refuse_unwritable(at)
@@ -49,6 +50,13 @@ def refuse_foreign(at: Layout, *, overwrite: bool) -> None:
         raise OutputRefused(
             f"{at.out} exists without its job folder {at.folder.name}; choose another -o, or --overwrite to replace it"
         )
+
+
+def _refuse_inside(at: Layout) -> None:
+    """Of another job: its result would have files that are no part of it, and its folder is its own to sweep."""
+    for folder in at.out.absolute().parents:
+        if folder.name and Layout(folder.with_name(folder.name.removesuffix(FOLDER_SUFFIX))).job.is_file():
+            raise OutputRefused(f"{at.out} lies inside {folder}, which is another job's; choose another -o")
 
 
 def _damaged(at: Layout, strange: list[str]) -> OutputRefused:

@@ -98,6 +98,17 @@ def test_own_result_that_somebody_changed_is_told_from_a_foreign_folder(bench, i
     assert bench.tree() == before
 
 
+@pytest.mark.parametrize("inside", ["out/more", "out/a/b", "out.batchrun/more"])
+def test_a_place_inside_another_job_is_refused(bench, inputs, inside):
+    """It would make a result that nobody can read of one that is complete."""
+    with bench.working() as store:
+        bench.commit(store, 0, [0, 1])
+        bench.publish(store, inputs(2))
+    with pytest.raises(OutputRefused, match=r"lies inside .*, which is another job's; choose another -o"):
+        Store.open(bench.out.parent / inside, overwrite=True)
+    Store.open(bench.out.with_name("out-more"))
+
+
 def test_result_without_its_job_folder_is_replaced_only_with_overwrite(bench):
     bench.out.mkdir()
     (bench.out / "part-00000.parquet").write_text("old")
