@@ -3,7 +3,7 @@
 import json
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from batchrun.checkpoint import cache_folder, load_tokenizer, resolve
 from batchrun.errors import BatchrunError, UsageError
 from batchrun_jobs.bench import table, way, workload
 from batchrun_jobs.bench.comparison import Comparison, compare
+from batchrun_jobs.bench.options import by_peer, compared_ways
 from batchrun_jobs.bench.peers import PEERS
 from batchrun_jobs.bench.presence import present
 from batchrun_jobs.bench.process import ChildFailedError, Processes
@@ -29,21 +30,8 @@ _say = partial(click.echo, err=True)
 @click.option("--prompt-col", default="prompt", help="Column with the prompts, taken as they are.")
 @click.option("--len-col", help="Column with the number of tokens to answer a row with.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="The same number for all rows.")
-@click.option(
-    "--way",
-    "ways",
-    multiple=True,
-    default=("batchrun", "transformers"),
-    metavar="NAME[:KEY=VALUE,...]",
-    help=f"{', '.join(way.NAMES)}. Repeatable; the first is what the others are compared with.",
-)
-@click.option("--python", "pythons", multiple=True, metavar="PEER=FILE", help="The Python that has a peer. Repeatable.")
-@click.option("--model", "-m", help="As for batchrun submit.")
-@click.option("--threads", type=int, metavar="N", help="Threads of every way. Default: one a core.")
-@click.option("--pin", is_flag=True, help="Bind each thread to a core of its own, in every way.")
-@click.option("--repeat", type=click.IntRange(min=1), default=3, help="Runs of each way, by turns.")
+@compared_ways(way.NAMES, ("batchrun", "transformers"))
 @click.option("--tie", default=0.001, help="Logits that are so close may change places.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="All numbers, in a file.")
 def main(source: Path, json_file: Path | None, **given: Any) -> None:
     """Answer the rows of SOURCE in several ways on this machine's CPU and print a table.
 
@@ -101,18 +89,6 @@ def _compared(
         raise UsageError("no way is left")
     processes = Processes(folder, Threads.choose(threads, pin), checkpoint.folder)
     return work, compare(ready, work, processes, repeat=repeat, tie=tie, say=_say)
-
-
-def by_peer(pairs: tuple[str, ...], peers: Collection[str]) -> dict[str, str]:
-    """The Python of each peer that has its own. Raises UsageError."""
-    chosen = {}
-    for pair in pairs:
-        name, equals, python = pair.partition("=")
-        if not equals or name not in peers:
-            raise UsageError(f"--python {pair}: should be PEER=FILE, where PEER is one of {', '.join(peers)}")
-        # Children work in a folder of their own.
-        chosen[name] = str(Path(python).absolute())
-    return chosen
 
 
 def _complain(complaints: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ import click
 from batchrun.checkpoint import cache_folder, load_tokenizer, resolve
 from batchrun.errors import BatchrunError, UsageError
 from batchrun_jobs.bench import way
-from batchrun_jobs.bench.__main__ import by_peer
+from batchrun_jobs.bench.options import by_peer, compared_ways
 from batchrun_jobs.bench.presence import present
 from batchrun_jobs.bench.process import ChildFailedError, Processes
 from batchrun_jobs.bench.table import floor_text
@@ -29,21 +29,8 @@ _say = partial(click.echo, err=True)
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--prompt-col", default="prompt", help="Column with the prompts, taken as they are.")
 @click.option("--choices-col", default="choices", help="Column with lists of texts to score behind the prompts.")
-@click.option(
-    "--way",
-    "ways",
-    multiple=True,
-    default=("batchrun", "lm-eval"),
-    metavar="NAME[:KEY=VALUE,...]",
-    help=f"{', '.join(SCORING.names)}. Repeatable; the first is what the others are compared with.",
-)
-@click.option("--python", "pythons", multiple=True, metavar="PEER=FILE", help="The Python that has a peer. Repeatable.")
-@click.option("--model", "-m", help="As for batchrun submit.")
-@click.option("--threads", type=int, metavar="N", help="Threads of every way. Default: one a core.")
-@click.option("--pin", is_flag=True, help="Bind each thread to a core of its own, in every way.")
-@click.option("--repeat", type=click.IntRange(min=1), default=3, help="Runs of each way, by turns.")
+@compared_ways(SCORING.names, ("batchrun", "lm-eval"))
 @click.option("--tolerance", default=1e-4, help="How far log-likelihoods may be apart, for each token.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="All numbers, in a file.")
 def main(
     source: Path,
     prompt_col: str,

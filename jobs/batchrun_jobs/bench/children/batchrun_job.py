@@ -1,6 +1,5 @@
 """batchrun itself: a whole job, planned, run and published, with the token ids kept that a job's result leaves out."""
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +9,9 @@ import pyarrow as pa
 from batchrun import lifecycle
 from batchrun.engine.request import Completion
 from batchrun.job import Job
-from batchrun.observe.events import Event, RunProgress
 from batchrun.stop import StopRequest
 from batchrun.tasks.generate import GenerateTask, PlannedRow
+from batchrun_jobs.bench.clock import JobClock
 
 if TYPE_CHECKING:
     from batchrun_jobs.bench.contract import Answered, Given
@@ -39,7 +38,7 @@ def run(given: "Given") -> "Answered":
     answers = _Answers(given["prompt_ids"])
     # A job's result has no token ids. This process runs one job and ends.
     GenerateTask.fold = answers.kept(GenerateTask.fold)  # type: ignore[method-assign, assignment]
-    clock = _Clock()
+    clock = JobClock()
     outcome = lifecycle.submit(job, clock.observe, StopRequest())
     return {
         "began": clock.began,
@@ -49,19 +48,6 @@ def run(given: "Given") -> "Answered":
         "useful": outcome.occupancy,
         "latencies": outcome.latencies.summary(),
     }
-
-
-class _Clock:
-    """When the engine was given its first row and when the last one was committed, by the events of a job."""
-
-    def __init__(self) -> None:
-        self.began = self.ended = 0.0
-
-    def observe(self, event: Event) -> None:
-        # The last of these comes when everything is committed.
-        if isinstance(event, RunProgress):
-            self.ended = time.monotonic()
-            self.began = self.ended - event.elapsed_s
 
 
 class _Answers:

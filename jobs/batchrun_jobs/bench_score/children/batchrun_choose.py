@@ -1,6 +1,5 @@
 """batchrun itself: a whole job, planned, run and published."""
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +8,8 @@ import pyarrow.parquet as pq
 
 from batchrun import lifecycle
 from batchrun.job import Job
-from batchrun.observe.events import Event, RunProgress
 from batchrun.stop import StopRequest
+from batchrun_jobs.bench.clock import JobClock
 
 if TYPE_CHECKING:
     from batchrun_jobs.bench_score.contract import GivenChoices, Scored
@@ -42,7 +41,7 @@ def run(given: "GivenChoices") -> "Scored":
             **options,
         }
     )
-    clock = _Clock()
+    clock = JobClock()
     outcome = lifecycle.submit(job, clock.observe, StopRequest())
     result = pa.concat_tables([pq.read_table(file) for file in sorted(Path(outcome.output).glob("*.parquet"))])
     name = "target_logprob" if task == "score" else "choice_logprobs"
@@ -56,16 +55,3 @@ def run(given: "GivenChoices") -> "Scored":
         "logprobs": found,
         "computed_tokens": outcome.computed_tokens,
     }
-
-
-class _Clock:
-    """When the engine was given its first row and when the last one was committed, by the events of a job."""
-
-    def __init__(self) -> None:
-        self.began = self.ended = 0.0
-
-    def observe(self, event: Event) -> None:
-        # The last of these comes when everything is committed.
-        if isinstance(event, RunProgress):
-            self.ended = time.monotonic()
-            self.began = self.ended - event.elapsed_s
