@@ -100,7 +100,7 @@ def _answered(dataset: T, task: TaskName, observe: Observe | None, options: dict
         frames.write(dataset, folder / "input.parquet")
         job = _job(folder / "input.parquet", folder / "out", options)
         outcome = lifecycle.submit(job, watched, StopRequest())
-        answered = frames.read_like(dataset, folder / "out")
+        answered = frames.read_like(dataset, folder / "out", job.output_prefix)
         if outcome.errors:
             outcome.check_budget(f"the first: {frames.first_error(folder / 'out', job.output_prefix)}")
         return answered

@@ -20,16 +20,16 @@ def write(dataset: Any, path: Path) -> None:
     pq.write_table(_to_arrow(dataset), path)
 
 
-def read_like(dataset: T, folder: Path) -> T:
-    """The Parquet files of `folder` as the kind of table that `dataset` is, row for row (a DataFrame's index too).
+def read_like(dataset: T, folder: Path, prefix: str) -> T:
+    """The result in `folder` as the kind of table that `dataset` is, row for row (a DataFrame's index too).
 
-    With several samples a row, each row of `dataset` is there as often.
+    With several samples a row, each row of `dataset` is there as often. `prefix` stands before the result's columns.
     """
     table = pa.concat_tables([pq.read_table(file) for file in sorted(folder.glob("*.parquet"))])
     result: Any = table
     if _is(dataset, "pandas", "DataFrame"):
         frame: Any = dataset
-        result = table.to_pandas().set_axis(frame.index.repeat(table.num_rows // max(len(frame), 1)))
+        result = table.to_pandas().set_axis(frame.index[table.column(f"{prefix}row_idx").to_numpy()])
     elif _is(dataset, "datasets", "Dataset"):
         result = sys.modules["datasets"].Dataset(table)
     return result  # type: ignore[no-any-return]

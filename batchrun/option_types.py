@@ -84,7 +84,7 @@ def _comma_separated(value: object) -> object:
 def _biases(value: object) -> object:
     """{"198": -5}, JSON of it, pairs of the two, or texts "198=-5" → pairs of token and bias."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = json.loads(value)
+        value = _parsed(value)
     pairs = list(value.items()) if isinstance(value, Mapping) else _one_or_more(value)
     if not isinstance(pairs, tuple | list):
         return value
@@ -92,6 +92,13 @@ def _biases(value: object) -> object:
     if not all(isinstance(each, tuple | list) and len(each) == 2 for each in split):
         raise ValueError("should be pairs of a token id and a bias such as 198=-5")
     return tuple(split)
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("should be JSON, an object of token ids with a bias each") from None
 
 
 def _by_token(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:

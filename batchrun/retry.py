@@ -105,8 +105,8 @@ def _take_back(opened: OpenedJob, rows: NDArray[np.int64], asked: Mapping[str, A
     plan = load_plan(store.at.plan)
     if plan is None:
         raise InputMissing(f"{store.at.plan} is gone, so that rows cannot be run again; --overwrite runs all of them")
-    observe(Message("info", f"{len(rows):,} rows run again"))
-    job = opened.job.model_copy(update={name: changes.pop(name) for name in ("on_overlong",) if name in changes})
+    own = {name: changes.pop(name) for name in ("on_overlong",) if name in changes}
+    job = validated(Job, opened.job.model_dump() | own, {}) if own else opened.job
     tokenizer = opened.load_tokenizer()
     fresh = make_plan(
         job,
@@ -117,6 +117,7 @@ def _take_back(opened: OpenedJob, rows: NDArray[np.int64], asked: Mapping[str, A
         observe,
         Again(rows, changes),
     )
+    observe(Message("info", f"{len(rows):,} rows run again"))
     staged = new_name(store.tmp, "next")
     with storage_errors(staged):
         for name in (store.at.plan.name, store.at.parts.name):

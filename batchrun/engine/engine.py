@@ -7,13 +7,14 @@ Knows requests and completions; nothing of Parquet, prompts' text or the job fol
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from batchrun.engine.isolation import find_culprits
 from batchrun.engine.request import Completion, Request, SamplingParams
 from batchrun.engine.scheduler import Scheduler, SchedulerConfig
+from batchrun.engine.sequence import Sequence
 from batchrun.engine.statistics import Statistics
 from batchrun.engine.step import Launched, Runner, ScheduledBatch
 from batchrun.engine.stop import Decode, StopStrings
@@ -155,17 +156,18 @@ class Engine:
         """Ends the rows that a step fails with, and has the others computed again."""
         self._flight = None
         begun = self.scheduler.start_over()
-        rows = tuple(sequence.request.row_idx for sequence in begun)
+        rows = _rows_of(begun)
         reason = _in_a_line(error)
-        _log.warning("a step failed (%s); looking for the row among %d", reason, len(begun), exc_info=error)
+        _log.warning("a step failed (%s); looking for the row among %d", reason, len(rows), exc_info=error)
         culprits = find_culprits(self.scheduler.config, self._runner, begun)
-        self._num_fallen += len(culprits)
+        fallen = _rows_of(culprit.sequence for culprit in culprits)
+        self._num_fallen += len(fallen)
         is_new = bool(culprits) or self._num_worked >= _FORGETS_AFTER
         self._num_unexplained = (0 if is_new else self._num_unexplained) + (not culprits)
         self._num_worked = 0
         if self._num_unexplained == _MOST_UNEXPLAINED:
             raise EngineFailed(f"steps fail again and again, and no row fails alone: {reason}", rows) from error
-        if len(culprits) == len(begun) and (len(begun) > 1 or self._num_fallen >= _MOST_FALLEN):
+        if len(fallen) == len(rows) and (len(rows) > 1 or self._num_fallen >= _MOST_FALLEN):
             raise EngineFailed(f"no row can be computed any more: {reason}", rows) from error
         for culprit in culprits:
             message = f"the engine fails on this row: {_in_a_line(culprit.error)}"
@@ -212,6 +214,11 @@ def _tried(compute: Callable[[], _Result]) -> _Result:
         raise
     except Exception as error:
         raise _StepFailed(error) from error
+
+
+def _rows_of(sequences: Iterable[Sequence]) -> tuple[int, ...]:
+    """The rows of sequences, of which a row may have several; each once."""
+    return tuple(dict.fromkeys(sequence.request.row_idx for sequence in sequences))
 
 
 def _in_a_line(error: Exception) -> str:

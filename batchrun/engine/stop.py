@@ -39,8 +39,10 @@ class StopStrings:
 
         Notes at the sequence where it begins, and whether its answer has begun.
         """
-        tail = self._tails.setdefault(sequence.request.row_idx, _Tail())
-        ids = sequence.output_ids
+        row_idx, ids = sequence.request.row_idx, sequence.output_ids
+        if row_idx not in self._tails:
+            self._tails[row_idx] = self._read_before(sequence)
+        tail = self._tails[row_idx]
         before = self._decode(ids[tail.start : tail.read])
         after = self._decode(ids[tail.start :])
         if len(after) <= len(before) or after.endswith(_UNFINISHED):
@@ -63,6 +65,18 @@ class StopStrings:
             return None
         sequence.text_len, stop = min(found)
         return stop
+
+    def _read_before(self, sequence: Sequence) -> _Tail:
+        """What was read of a sequence that goes on from saved tokens: what is complete in them has ended nothing."""
+        saved = sequence.output_ids[: len(sequence.request.output_ids)]
+        text = self._decode(saved)
+        while text.endswith(_UNFINISHED):
+            saved = saved[:-1]
+            text = self._decode(saved)
+        tail, end = _Tail(max(len(saved) - 1, 0), len(saved), text), sequence.request.reasoning_end
+        if end is not None and (at := text.find(end)) >= 0:
+            sequence.is_answering, tail.answer = True, at + len(end)
+        return tail
 
     def forget(self, row_idx: int) -> None:
         """Drops what is kept of a finished row."""

@@ -23,7 +23,7 @@ def column_values(batch: pa.RecordBatch, name: str) -> list[Any | RowError]:
         values: list[Any | RowError] = column.to_pylist()
     except (ValueError, OverflowError, pa.ArrowException):
         values = [_one(column[index], int(rows[index]), name) for index in range(len(column))]
-    if _is_bytes(column.type):
+    if is_bytes(column.type):
         values = [_decoded(value, int(row), name) for value, row in zip(values, rows, strict=True)]
     return values
 
@@ -33,12 +33,12 @@ def is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         return is_text(kind.value_type)
     text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return pa.types.is_null(kind) or _is_bytes(kind) or any(check(kind) for check in text)
+    return pa.types.is_null(kind) or is_bytes(kind) or any(check(kind) for check in text)
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def is_bytes(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
-        return _is_bytes(kind.value_type)
+        return is_bytes(kind.value_type)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from batchrun.errors import DataError, RowError, UsageError
-from batchrun.plan.cells import column_values, is_text, row_numbers
+from batchrun.plan.cells import column_values, is_bytes, is_text, row_numbers
 from batchrun.plan.source import require_column
 from batchrun.plan.token_columns import TargetTokens, is_token_ids
 
@@ -101,7 +101,7 @@ class ChoicesColumn:
         """Raises DataError: no such column, or it holds no lists of texts."""
         kind = require_column(schema, name, "--choices-col").type
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-        if not is_list or not is_text(kind.value_type):
+        if not is_list or not is_text(kind.value_type) or is_bytes(kind.value_type):
             raise DataError(f"--choices-col: column {name!r} is {kind}; make it a list of texts")
         self._name = name
         self.columns: tuple[str, ...] = (name,)

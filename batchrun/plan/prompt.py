@@ -90,7 +90,13 @@ class PromptRenderer:
         self._grammars, self._reasons = Grammars(tokenizer, spec), job.reasoning_end is not None
         self._check_constraint(replace(job.sampling, **overriding(always or {})))
         self._params = ParamsReader(job.sampling, always, self._check_form, spec.vocab_size)
-        self._has_params = job.params_col is not None or bool(always) or isinstance(self._source, BatchRequests)
+        own_params = job.params_col is not None or isinstance(self._source, BatchRequests)
+        self._has_params = own_params or bool(always)
+        if always and not own_params:
+            try:
+                self._params.overrides(None)
+            except ValueError as error:
+                raise UsageError(f"{error}; as it is, every row would fail") from None
         if job.params_col is not None:
             kind = require_column(schema, job.params_col, "--params-col").type
             if not can_hold_params(kind):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from batchrun.errors import OutputRefused
 from batchrun.store.durable import new_name, remove, sync_folder
-from batchrun.store.layout import FIRST_FILE, FOLDER_SUFFIX, Layout
+from batchrun.store.layout import FIRST_FILE, Layout, named_by
 
 _RESULT_FILE = re.compile(r"([^/]+=[^/]*/)?part-\d{5,}\.parquet|[^/]+=[^/]*/")
 
@@ -55,7 +55,7 @@ def refuse_foreign(at: Layout, *, overwrite: bool) -> None:
 def _refuse_inside(at: Layout) -> None:
     """Of another job: its result would have files that are no part of it, and its folder is its own to sweep."""
     for folder in at.out.absolute().parents:
-        if folder.name and Layout(folder.with_name(folder.name.removesuffix(FOLDER_SUFFIX))).job.is_file():
+        if folder.name and Layout(named_by(folder)).job.is_file():
             raise OutputRefused(f"{at.out} lies inside {folder}, which is another job's; choose another -o")
 
 

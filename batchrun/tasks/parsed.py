@@ -52,10 +52,13 @@ def _type(schema: Any, definitions: Mapping[str, Any], within: frozenset[str]) -
         is_known = name in definitions and name not in within
         return _type(definitions[name], definitions, within | {name}) if is_known else None
     if "enum" in schema or "const" in schema:
-        return _type_of_values(schema.get("enum", [schema.get("const")]))
+        values = schema.get("enum", [schema.get("const")])
+        return _type_of_values(values) if isinstance(values, list) else None
     kinds = schema.get("type")
     options = [{**schema, "type": kind} for kind in kinds] if isinstance(kinds, list) else schema.get("anyOf", [schema])
-    options = [option for option in options if option != {"type": "null"} and option.get("type") != "null"]
+    if not isinstance(options, list) or not all(isinstance(option, dict) for option in options):
+        return None
+    options = [option for option in options if option.get("type") != "null"]
     if len(options) != 1 or "oneOf" in schema or "allOf" in schema:
         return None
     if "anyOf" in schema:
@@ -75,7 +78,12 @@ def _type_of_values(values: Iterable[Any]) -> pa.DataType | None:
 
 def _struct(schema: dict[str, Any], definitions: Mapping[str, Any], within: frozenset[str]) -> pa.DataType | None:
     properties = schema.get("properties")
-    if not properties or schema.get("additionalProperties") is not False or schema.get("patternProperties"):
+    if (
+        not properties
+        or not isinstance(properties, dict)
+        or schema.get("additionalProperties") is not False
+        or schema.get("patternProperties")
+    ):
         return None
     types = {name: _type(each, definitions, within) for name, each in properties.items()}
     return None if None in types.values() else pa.struct(list(types.items()))

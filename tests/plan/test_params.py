@@ -40,6 +40,7 @@ def test_cell_becomes_canonical_overrides(cell: object, expected: str | None) ->
         ({"top_p": float("nan")}, "top_p should be "),
         ({"temperature": "hot"}, "temperature should be a number, not 'hot'"),
         ({"stop": [1]}, "stop should be "),
+        ({"logit_bias": '{"a":' * 2_000}, "logit_bias should be JSON, an object of token ids"),
         ({"stop": [""]}, "stop holds an empty text"),
         ({"min_tokens": 65}, "min_tokens 65 is more than max_tokens 64"),
         ("{", "not JSON"),

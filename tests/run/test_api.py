@@ -169,3 +169,9 @@ def test_a_wrong_option_names_the_nearest_one(tmp_path):
 def test_a_wrong_column_names_the_nearest_one():
     with pytest.raises(DataError, match="did you mean 'prompt'"):
         br.generate(pa.table({"prompt": PROMPTS}), model="echo", prompt_col="promt")
+
+
+def test_samples_of_a_frame_that_is_cut_have_its_index():
+    frame = pd.DataFrame({"prompt": PROMPTS}, index=[7, 5, 3, 1])
+    answered = br.generate(frame, model="echo", n=2, temperature=1, limit=2)
+    assert answered.index.tolist() == [7, 7, 5, 5]

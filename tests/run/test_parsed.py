@@ -35,6 +35,11 @@ def closed(**properties: Any) -> dict[str, Any]:
         (closed(a={}), pa.string()),
         ({"type": "array", "prefixItems": [TEXT], "items": INT}, pa.string()),
         (True, pa.string()),
+        # Whoever compiles it says what is wrong with it.
+        (closed(a={"anyOf": [True, TEXT]}), pa.string()),
+        (closed(a={"anyOf": 3}), pa.string()),
+        (closed(a={"enum": 3}), pa.string()),
+        ({"type": "object", "properties": ["a"], "additionalProperties": False}, pa.string()),
     ],
 )  # fmt: skip
 def test_a_schema_has_a_type_where_one_is_exact(schema: object, kind: pa.DataType) -> None:

@@ -10,6 +10,7 @@ import pytest
 from batchrun.engine.echo import EchoRunner
 from batchrun.engine.step import NO_TOKEN
 from batchrun.errors import AnswersDiffer, InputMissing, JobMismatch, StoppedEarly, StorageFailed, UsageError
+from batchrun.observe.events import Message
 from batchrun.retry import retry
 from batchrun.stop import StopRequest
 from batchrun.store.layout import Layout
@@ -154,6 +155,25 @@ def test_an_unfinished_retry_goes_on_by_the_same_command_only(echo_job):
     assert outcome.retried == 200
     expected = [echo_text(prompt, 60 if row >= 100 else 10) for row, prompt in enumerate(job.prompts)]
     assert [row["text"] for row in job.rows()] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"min_tokens": 900}, "min_tokens 900 is more than max_tokens 60"),
+     ({"repetition_min_count": 1}, "2 is the least"),
+     ({"stop": [""]}, "empty text"),
+     ({"logit_bias": {9999999: -5}}, "names the token 9,999,999"),
+     ({"regex": "a+", "ignore_eos": True}, "ignore_eos cannot go with regex")],
+)  # fmt: skip
+def test_options_with_which_every_row_would_fail_cost_no_answer(echo_job, changes, said):
+    job, events = echo_job(20), []
+    job.submit(max_tokens=60)
+    before = job.result()
+    with pytest.raises(UsageError, match=said):
+        retry(job.out, "true", changes, events.append, StopRequest())
+    assert job.result() == before
+    assert [event.text for event in events if isinstance(event, Message)] == []
+    assert again(job).retried == 0
 
 
 def test_another_job_does_not_take_the_place_of_one_whose_rows_are_all_taken_back(echo_job):

@@ -9,11 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import batchrun as br
-from batchrun.engine.echo import HIDDEN_SIZE, entries, hidden, logprob
-from batchrun.errors import DataError, UsageError
+from batchrun.engine.echo import HIDDEN_SIZE, EchoRunner, entries, hidden, logprob
+from batchrun.errors import DataError, EngineFailed, UsageError
+from batchrun.retry import retry
+from batchrun.stop import StopRequest
 from batchrun.store.verify import verify
 from batchrun.tokenizer import EchoTokenizer
-from tests.run.conftest import EchoJob
+from tests.run.conftest import EchoJob, ignore
 
 CHOICES = ["yes", "yesterday", "no", "n"]
 TARGETS = ["fine", "fine too", "", "no"]
@@ -170,10 +172,62 @@ def test_options_of_another_task_are_refused(echo_job, options, said):
 
 def test_columns_that_do_not_fit_are_refused(echo_job):
     job = echo_job(2)
+    pq.write_table(pq.read_table(job.source).append_column("bytes", pa.array([[b"a", b"b"]] * 2)), job.source)
+    with pytest.raises(DataError, match=r"column 'bytes' is list<.*binary>; make it a list of texts"):
+        job.submit(task="choose", choices_col="bytes")
     with pytest.raises(DataError, match="--choices-col: column 'prompt' is string; make it a list of texts"):
         job.submit(task="choose", choices_col="prompt")
     with pytest.raises(DataError, match="--target-col"):
         job.submit(task="score", target_col="targt")
+
+
+@pytest.mark.parametrize("how", ["one by one", "together"])
+def test_a_row_of_several_requests_that_the_engine_fails_on_is_a_row_with_an_error(echo_job, monkeypatch, how):
+    """Its chains are no reason to take the engine for broken, nor for several processes that ended."""
+    job = echo_job(12)
+    monkeypatch.setattr(EchoRunner, "launch", failing_on({3}))
+    options = {"max_num_seqs": 1} if how == "one by one" else {}
+    job.submit(task="choose", choice=("aa", "ab", "bc", "cd"), **options)
+    failed = {row["row_idx"]: row["error"]["type"] for row in job.rows() if row["error"]}
+    assert failed == {at: "engine_error" for at, prompt in enumerate(job.prompts) if prompt == job.prompts[3]}
+
+
+def test_a_lone_row_of_several_requests_that_fails_is_a_row_with_an_error(echo_job, monkeypatch):
+    job = echo_job(1)
+    monkeypatch.setattr(EchoRunner, "launch", failing_on({0}))
+    assert job.submit(task="choose", choice=("aa", "ab", "bc", "cd")).errors == {"engine_error": 1}
+
+
+def test_a_process_that_ended_is_counted_once_for_a_row_of_several_requests(echo_job, monkeypatch):
+    job = echo_job(2)
+    with monkeypatch.context() as lost:
+        lost.setattr(EchoRunner, "launch", failing_on({0, 1}))
+        with pytest.raises(EngineFailed):
+            job.submit(task="choose", choice=("aa", "ab", "bc", "cd"))
+    assert job.submit(task="choose", choice=("aa", "ab", "bc", "cd")).errors == {}
+
+
+def failing_on(rows):
+    """A runner's `launch` with which no step of these rows can be computed."""
+    launch = EchoRunner.launch
+
+    def launched(self, batch):
+        if any(item.sequence.request.row_idx in rows for item in batch.items):
+            raise RuntimeError("a kernel fell over")
+        return launch(self, batch)
+
+    return launched
+
+
+def test_a_retry_may_not_cut_what_a_target_stands_behind(echo_job):
+    job = echo_job(6)
+    write(job)
+    job.submit(task="score", target_col="target")
+    before = job.result()
+    with pytest.raises(UsageError, match="truncate-right would cut what --task score continues"):
+        retry(job.out, "true", {"on_overlong": "truncate-right"}, ignore, StopRequest())
+    assert job.result() == before
+    assert verify(job.out).is_ok
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ def test_a_place_inside_another_job_is_refused(bench, inputs, inside):
     Store.open(bench.out.with_name("out-more"))
 
 
+def test_a_place_below_a_folder_that_is_called_like_a_suffix_is_as_good_as_any(tmp_path):
+    Store.open(tmp_path / ".batchrun" / "night")
+
+
 def test_result_without_its_job_folder_is_replaced_only_with_overwrite(bench):
     bench.out.mkdir()
     (bench.out / "part-00000.parquet").write_text("old")
