@@ -17,7 +17,7 @@ from typing import Any
 from batchrun.conversion import convert_gguf
 from batchrun.digest import sampled_digest
 from batchrun.errors import ModelUnavailable, UsageError
-from batchrun.model_spec import ModelSpec
+from batchrun.model_spec import STATE_LAYERS, ModelSpec
 from batchrun.quiet import quiet_transformers
 from batchrun.tokenizer import EchoTokenizer, HFTokenizer, Tokenizer
 
@@ -146,11 +146,13 @@ def _read_spec(folder: Path, name: str, trust_remote_code: bool) -> ModelSpec:
         )
     facts = _facts(folder, config, trust_remote_code)
     heads = facts.num_attention_heads
+    kinds = getattr(facts, "layer_types", None) or ["attention"] * facts.num_hidden_layers
+    num_states = sum(kind in STATE_LAYERS for kind in kinds)
     texts = [file for pattern in _TEXT_FILES for file in folder.glob(pattern) if "safetensors" not in file.name]
     return ModelSpec(
         name=name,
         architecture=(config.get("architectures") or [str(config.get("model_type"))])[0],
-        kv_layers=facts.num_hidden_layers,
+        kv_layers=facts.num_hidden_layers - num_states,
         num_kv_heads=getattr(facts, "num_key_value_heads", None) or heads,
         head_dim=getattr(facts, "head_dim", None) or facts.hidden_size // heads,
         vocab_size=facts.vocab_size,
@@ -158,6 +160,7 @@ def _read_spec(folder: Path, name: str, trust_remote_code: bool) -> ModelSpec:
         eos_token_ids=_eos_token_ids(folder, facts),
         digest=sampled_digest([*weights, *texts]),
         hidden_size=facts.hidden_size,
+        has_states=num_states > 0,
     )
 
 

@@ -117,6 +117,7 @@ def configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...], *, share
         chunk_alignment_tokens=job.chunk_alignment_tokens,
         long_row_tokens=job.long_row_tokens,
         num_free_tokens=runner.num_free_tokens if job.speculation == "auto" else 0,
+        num_state_slots=runner.num_state_slots,
     )
 
 

@@ -118,7 +118,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "jais2": {},
     "jetmoe": {"num_local_experts": 3, "kv_channels": 8},
     "laguna": {**_EXPERTS, "shared_expert_intermediate_size": 20},
-    "lfm2": {"layer_types": ["full_attention", "full_attention"]},
+    "lfm2": {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "lfm2_moe": {
+        **_EXPERTS,
+        "num_dense_layers": 1,
+        "num_hidden_layers": 3,
+        "conv_L_cache": 4,
+        "conv_bias": True,
+        "layer_types": ["conv", "conv", "full_attention"],
+    },
     "llama4_text": {
         "num_local_experts": 2,
         "num_experts_per_tok": 1,
@@ -173,7 +181,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**_LATENT, **_ROUTED, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 8},
         "has layers of type indexed_attention",
     ),
-    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "has layers of type conv"),
     "mamba": ({"state_size": 4}, "has layers of type linear_attention"),
     "recurrent_gemma": ({}, "has layers of type linear_attention"),
 }
