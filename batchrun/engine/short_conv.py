@@ -99,9 +99,9 @@ def _parts(module: nn.Module) -> tuple[nn.Module, nn.Conv1d, nn.Module] | None:
     width, channels = conv.kernel_size[0], conv.in_channels
     if conv.weight.shape != (channels, 1, width) or conv.stride != (1,) or conv.dilation != (1,):
         return None
-    shapes = {(3 * channels, channels): "inner", (channels, channels): "out"}
-    linears = {shapes.get(tuple(found.weight.shape)): child for child in children if (found := probe_linear(child))}
-    return (linears["inner"], conv, linears["out"]) if {"inner", "out"} <= set(linears) else None
+    found = {tuple(linear.weight.shape): child for child in children if (linear := probe_linear(child)) is not None}
+    inner, out = found.get((3 * channels, channels)), found.get((channels, channels))
+    return None if inner is None or out is None else (inner, conv, out)
 
 
 def _explains(parts: tuple[nn.Module, nn.Conv1d, nn.Module], module: nn.Module) -> bool:

@@ -136,13 +136,14 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
             num_host_slots=(_ECHO_HOST_BYTES if job.swap_space is None else job.swap_space) // block_bytes,
         )
     # Imported here: planning, status and a complete job need no torch.
-    from batchrun.engine.runner import RunnerOptions, TorchRunner
+    from batchrun.engine.runner import RunnerOptions, TorchRunner, choose_device
 
+    limits = usual_limits(is_gpu=choose_device(job.device).type == "cuda")
     options = RunnerOptions(
         dtype=job.dtype,
         device=job.device,
-        max_num_batched_tokens=job.max_num_batched_tokens or _GPU_LIMITS.max_num_batched_tokens,
-        max_num_seqs=job.max_num_seqs or _GPU_LIMITS.max_num_seqs,
+        max_num_batched_tokens=job.max_num_batched_tokens or limits.max_num_batched_tokens,
+        max_num_seqs=job.max_num_seqs or limits.max_num_seqs,
         block_size=job.block_size,
         quantization=job.quantization,
         kv_cache_dtype=job.kv_cache_dtype,

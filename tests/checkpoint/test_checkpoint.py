@@ -48,6 +48,14 @@ def test_facts_come_from_the_configuration(tmp_path: Path) -> None:
     assert spec.kv_bytes_per_token(4) == 2 * 2 * 2 * 6 * 4
 
 
+def test_layers_with_states_have_no_keys_and_values(tmp_path: Path) -> None:
+    assert not find(write(tmp_path / "without")).has_states
+    kinds = ["conv", "full_attention", "conv", "sliding_attention", "conv"]
+    spec = find(write(tmp_path / "with", config={**CONFIG, "num_hidden_layers": 5, "layer_types": kinds}))
+    assert spec.has_states
+    assert spec.kv_layers == 2
+
+
 def test_what_the_configuration_leaves_out_is_the_classs_default(tmp_path: Path) -> None:
     assert find(write(tmp_path, without="head_dim")).head_dim == 6
     assert find(write(tmp_path, without="num_key_value_heads")).num_kv_heads == 4

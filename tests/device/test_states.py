@@ -1,4 +1,4 @@
-"""Rows of models with states have the tokens that transformers generates, whatever is cut, moved, lost and tried again."""
+"""Rows of models with states get the tokens that transformers generates, whatever is cut, moved, lost and retried."""
 
 from copy import copy, deepcopy
 from typing import Any
@@ -82,7 +82,7 @@ def make_engine(runner: TorchRunner, **options: Any) -> Engine:
 
 
 def run(runner: TorchRunner, requests: list[Request], **options: Any) -> tuple[dict[int, Completion], Engine]:
-    """Between steps every slot that is nobody's is spoilt, and as many are somebody's as rows run or are on the host."""
+    """Between steps every slot that is nobody's is spoilt; `check` sees that no two rows have one."""
     engine = make_engine(runner, **options)
     for request in requests:
         engine.add(request)
@@ -119,7 +119,7 @@ def test_ragged_prompts_cut_in_chunks_beside_decodes(device: Device, budget: int
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-@pytest.mark.parametrize("budget", [3, 17])
+@pytest.mark.parametrize("budget", [8, 17])
 def test_rows_that_had_to_leave(device: Device, preemption: str, budget: int) -> None:
     runner = device.runner(num_blocks=14)
     found, engine = run(runner, device.requests(), max_num_batched_tokens=budget, preemption=preemption)
@@ -190,12 +190,13 @@ def test_a_step_without_the_memory_goes_on_from_the_states_before_it(lfm2: Devic
 
 
 def test_a_row_that_fails_leaves_the_others_as_they_would_be(lfm2: Device) -> None:
-    runner, bad = lfm2.runner(), int(lfm2.prompts[4][9])
-    rows = [row for row, ids in enumerate(lfm2.prompts) if bad not in ids and bad not in lfm2.texts[row]]
+    runner, whole = lfm2.runner(), [{*ids.tolist(), *lfm2.texts[row]} for row, ids in enumerate(lfm2.prompts)]
+    bad = min(lfm2.prompts[4].tolist(), key=lambda token: sum(token in tokens for tokens in whole))
+    rows = [row for row, tokens in enumerate(whole) if bad not in tokens]
     runner._model = altered(lfm2, lambda ids: bool((ids == bad).any()), RuntimeError("a bad token"))
     found, _ = run(runner, lfm2.requests())
     assert [list(found[row].token_ids) for row in rows] == [lfm2.texts[row] for row in rows]
-    assert len(rows) > 1
+    assert len(rows) > 4
     assert found[4].error is not None
 
 
@@ -261,7 +262,7 @@ def test_a_layer_that_computes_something_else_is_refused_by_name() -> None:
 
 
 def test_determinism_is_refused() -> None:
-    with pytest.raises(ModelUnavailable, match="Lfm2ForCausalLM has layers of type conv, .*--deterministic"):
+    with pytest.raises(ModelUnavailable, match=r"Lfm2ForCausalLM has layers of type conv, .*--deterministic"):
         Model.adopt(make_model("lfm2"), is_deterministic=True)
 
 

@@ -161,6 +161,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 _OWN = "computes attention in its own code"
+_LINEAR = "has layers of type linear_attention"
 # model_type: (what differs from _COMMON, why it is refused).
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({}, _OWN),
@@ -181,8 +182,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**_LATENT, **_ROUTED, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 8},
         "has layers of type indexed_attention",
     ),
-    "mamba": ({"state_size": 4}, "has layers of type linear_attention"),
-    "recurrent_gemma": ({}, "has layers of type linear_attention"),
+    "mamba": ({"state_size": 4}, _LINEAR),
+    "falcon_mamba": ({"state_size": 4}, _LINEAR),
+    "jamba": ({}, _LINEAR),
+    "falcon_h1": ({}, "has layers of type hybrid"),
+    "nemotron_h": ({}, _LINEAR),
+    "qwen3_next": ({}, _LINEAR),
+    "qwen3_5_text": ({}, _LINEAR),
+    "olmo_hybrid": ({}, _LINEAR),
+    "kimi_linear": ({}, _LINEAR),
+    "minimax": ({}, _LINEAR),
+    "recurrent_gemma": ({}, _LINEAR),
+    "xlstm": ({"num_heads": 6}, "cannot be run over blocks"),
 }
 
 
