@@ -21,6 +21,7 @@ from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes, is_out_of_mem
 from batchrun.engine.model import Model
 from batchrun.engine.queues import Event, Queues, queues_of, to_host
 from batchrun.engine.reading import Read, Reading, read
+from batchrun.engine.runner_facts import RunnerFacts
 from batchrun.engine.sampling import sample
 from batchrun.engine.step import Launched, Sampled, ScheduledBatch
 from batchrun.engine.swap import HostPool
@@ -64,33 +65,6 @@ class RunnerOptions:
     deterministic: bool = False
     trust_remote_code: bool = False
     reads: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerFacts:
-    """What a runner turned out to be."""
-
-    device: str
-    dtype: str
-    kv_dtype: str
-    kernel: str
-    num_blocks: int
-    block_size: int
-    pool_bytes: int
-    num_state_slots: int
-    state_bytes: int
-    host_bytes: int
-
-    @property
-    def memory(self) -> str:
-        """What the memory beside the weights is used for, in a line."""
-        blocks = (
-            f"{self.num_blocks} blocks of {self.block_size} tokens for keys and values in {self.kv_dtype} "
-            f"({self.pool_bytes / (1 << 30):.2f} GiB)"
-        )
-        if not self.num_state_slots:
-            return blocks
-        return f"{blocks}, states of {self.num_state_slots} rows ({self.state_bytes / (1 << 30):.2f} GiB)"
 
 
 class TorchRunner:

@@ -272,6 +272,11 @@ def test_halves_are_served_too(dtype: torch.dtype) -> None:
     assert model.state_bytes == 2 * 2 * WIDE["hidden_size"] * 2
 
 
+def test_keys_and_values_in_halves_leave_states_as_they_are(lfm2: Device) -> None:
+    model = Model.adopt(make_model("lfm2", **WIDE), torch.float16)
+    assert (model.kv_place.dtype, model.state_bytes) == (torch.float16, lfm2.model.state_bytes)
+
+
 def test_int8_weights_are_served_too(lfm2: Device) -> None:
     model = Model.adopt(make_model("lfm2", **WIDE), quantization="int8")
     assert model.state_bytes == lfm2.model.state_bytes
