@@ -50,6 +50,11 @@ _NEEDED = (
 )
 
 
+# With one of them and no `layer_types` a class makes up these; other names of kinds it changes.
+_MAKE_LAYER_TYPES = ("attn_layer_indices", "full_attention_interval", "full_attn_idxs", "hybrid_override_pattern")
+_PLAIN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"}) | STATE_LAYERS
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A model that can be loaded; `folder` holds config, safetensors and tokenizer, and is None for "echo"."""
@@ -166,7 +171,8 @@ def _read_spec(folder: Path, name: str, trust_remote_code: bool) -> ModelSpec:
 
 def _facts(folder: Path, config: Mapping[str, Any], trust_remote_code: bool) -> Any:
     """An object with the text model's configuration as attributes."""
-    if all(config.get(key) is not None for key in _NEEDED) and "auto_map" not in config:
+    is_complete = all(config.get(key) is not None for key in _NEEDED) and "auto_map" not in config
+    if is_complete and _has_plain_layers(config):
         return SimpleNamespace(**config)
     from transformers import AutoConfig
 
@@ -177,6 +183,14 @@ def _facts(folder: Path, config: Mapping[str, Any], trust_remote_code: bool) -> 
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelUnavailable(f"{folder / 'config.json'} is not understood: {reason}") from error
     return loaded.get_text_config(decoder=True)
+
+
+def _has_plain_layers(config: Mapping[str, Any]) -> bool:
+    """Whether the kinds of its layers are as the configuration has them, or it has but one."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return not any(config.get(key) is not None for key in _MAKE_LAYER_TYPES)
+    return set(kinds) <= _PLAIN_LAYER_TYPES
 
 
 def _max_model_len(facts: Any, folder: Path) -> int:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-# Kinds of layers that keep a state of a sequence, and no keys and values: short convolutions.
-STATE_LAYERS = frozenset({"conv"})
+# Kinds of layers that keep a state of a sequence, and no keys and values: short convolutions and recurrences.
+STATE_LAYERS = frozenset({"conv", "linear_attention"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from batchrun.engine.invariance import prove_invariance
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.memory import trim_heap
 from batchrun.engine.self_check import Checked, Expected, check, check_halves, expect
-from batchrun.engine.short_conv import pack_short_convs, states_like
+from batchrun.engine.state_layers import pack_state_layers, states_like
 from batchrun.engine.state_pool import StatePool, state_bytes
 from batchrun.errors import ModelUnavailable
 from batchrun.model_spec import STATE_LAYERS
@@ -143,7 +143,11 @@ class Model:
             round_weights(module, kernels)
         with quiet_transformers():  # which calls its own convolutions slow
             expected = expect(module)
-            _pack_states(module, expected.name, is_deterministic=is_deterministic)
+            has_states = pack_state_layers(module, expected.name)
+        if has_states and is_deterministic:
+            raise ModelUnavailable(
+                f"{expected.name} keeps states, for which --deterministic is not proven; leave it out"
+            )
         with quiet_transformers():
             module.set_attn_implementation(NAME)
         if module.config._attn_implementation != NAME:
@@ -191,23 +195,9 @@ def _accelerate(module: Any, expected: Expected, checked: Checked, kernels: Laye
     return attention
 
 
-def _pack_states(module: Any, name: str, *, is_deterministic: bool) -> None:
-    """Layers that keep states give way to ours, which keep them in a pool."""
-    kinds = getattr(module.config.get_text_config(decoder=True), "layer_types", None) or ()
-    wanted = sorted({kind for kind in kinds if kind in STATE_LAYERS})
-    if pack_short_convs(module) != sum(kind in STATE_LAYERS for kind in kinds):
-        raise ModelUnavailable(f"{name} has layers of type {', '.join(wanted)} that are no gated short convolutions")
-    if wanted and is_deterministic:
-        raise ModelUnavailable(
-            f"{name} has layers of type {', '.join(wanted)}, for which --deterministic is not proven; leave it out"
-        )
-
-
 def _refuse_by_name(config: Any) -> None:
     name = (config.architectures or [type(config).__name__])[0]
     text = config.get_text_config(decoder=True)
     unknown = set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYERS
     if unknown:
-        raise ModelUnavailable(
-            f"{name} has layers of type {', '.join(sorted(unknown))}; only attention and short convolutions can be run"
-        )
+        raise ModelUnavailable(f"{name} has layers of type {', '.join(sorted(unknown))}, which cannot be run")

@@ -19,7 +19,7 @@ from batchrun.engine.head import Halves
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.sequence import Sequence
-from batchrun.engine.short_conv import make_states
+from batchrun.engine.state_layers import make_states
 from batchrun.engine.step import Item, ScheduledBatch
 from batchrun.errors import ModelUnavailable
 from batchrun.model_spec import STATE_LAYERS
@@ -146,10 +146,12 @@ def _packed_logits(
 
 
 def _check_windows(name: str, config: Any, masks: list[Mask]) -> None:
+    kinds = _attention_layers(config)
+    if kinds == []:
+        raise ModelUnavailable(f"{name} has no layers that attend; such a model cannot run over blocks")
     if not masks:
         raise ModelUnavailable(f"{name} computes attention in its own code, which cannot run over blocks")
     window = getattr(config, "sliding_window", None)
-    kinds = _attention_layers(config)
     expected = [window if kind == "sliding_attention" else None for kind in kinds] if kinds else [window] * len(masks)
     given = [mask.window for mask in masks]
     if given != expected:

@@ -27,10 +27,10 @@ class PackedShortConv(nn.Module):
         return self.conv.weight.detach()[:, 0].T
 
     @property
-    def state_like(self) -> Tensor:
-        """An empty tensor of states: [0, width - 1, channels]."""
+    def states_like(self) -> dict[int, Tensor]:
+        """An empty tensor of its states, by its number: [0, width - 1, channels]."""
         width, channels = self.weight.shape
-        return self.weight.new_empty(0, width - 1, channels)
+        return {self.layer: self.weight.new_empty(0, width - 1, channels)}
 
     def forward(
         self,
@@ -61,18 +61,6 @@ def pack_short_convs(model: nn.Module) -> int:
     for layer, (parent, name, parts) in enumerate(found):
         setattr(parent, name, PackedShortConv(*parts, layer))
     return len(found)
-
-
-def states_like(model: nn.Module) -> dict[int, Tensor]:
-    """An empty tensor for the state of each layer that has one; see `StatePool`."""
-    packed = [module for module in model.modules() if isinstance(module, PackedShortConv)]
-    return {module.layer: module.state_like for module in packed}
-
-
-def make_states(model: nn.Module, num_slots: int) -> StatePool | None:
-    """A pool for the states of this model; None when it has none."""
-    like = states_like(model)
-    return StatePool(num_slots, like) if like else None
 
 
 def _convolved(

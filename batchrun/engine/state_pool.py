@@ -40,6 +40,24 @@ class Windows:
         return cls(to_device(at_taps, device), to_device(at_last, device))
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The items of a step that have as many tokens, and where these are."""
+
+    items: Tensor  # int64 [num_items]
+    tokens: Tensor  # int64 [num_items, num_tokens of each]
+
+    @classmethod
+    def all_of(cls, work: Work, device: torch.device) -> "tuple[Group, ...]":
+        q_lens = np.array(work.q_lens, np.int64)
+        firsts = np.cumsum(q_lens) - q_lens
+        groups = []
+        for num in np.unique(q_lens):
+            items = np.flatnonzero(q_lens == num)
+            groups.append(cls(to_device(items, device), to_device(firsts[items][:, None] + np.arange(num), device)))
+        return tuple(groups)
+
+
 class StatePool:
     """A state for each layer that has one in each of `num_slots` slots, and the states of the step that is computed.
 
@@ -53,6 +71,7 @@ class StatePool:
         self.states = {layer: empty.new_full((num_slots, *empty.shape[1:]), torch.nan) for layer, empty in like.items()}
         self._written: dict[int, Tensor] = {}
         self._windows: dict[int, Windows] = {}
+        self._groups: tuple[Group, ...] | None = None
         self._step: ForwardBatch | None = None
         self._is_first: Tensor | None = None  # bool [num_items], whether an item begins its sequence
 
@@ -72,7 +91,7 @@ class StatePool:
 
     def discard(self) -> None:
         """The step was not computed: its sequences' states are what they were before it."""
-        self._written, self._windows = {}, {}
+        self._written, self._windows, self._groups = {}, {}, None
         self._step = self._is_first = None
 
     def read(self, layer: int) -> Tensor:
@@ -96,6 +115,13 @@ class StatePool:
         if width not in self._windows:
             self._windows[width] = Windows.of(self._step.work, width, self._step.state_slots.device)
         return self._windows[width]
+
+    def groups(self) -> tuple[Group, ...]:
+        """The step's items, by their numbers of tokens."""
+        assert self._step is not None, "groups before begin"
+        if self._groups is None:
+            self._groups = Group.all_of(self._step.work, self._step.state_slots.device)
+        return self._groups
 
 
 def state_bytes(like: Mapping[int, Tensor]) -> int:

@@ -73,7 +73,8 @@ def run(
     sharing = decide(job.prefix_caching, plan.summary)
     if sharing.reason:
         observe(Message("info", f"prefix caching is off: {sharing.reason}"))
-    config = configure(job, runner, spec.eos_token_ids, shares_prefixes=sharing.is_on)
+    shares_prefixes = sharing.is_on and not runner.num_state_slots
+    config = configure(job, runner, spec.eos_token_ids, shares_prefixes=shares_prefixes)
     engine = Engine(config, runner, tokenizer.decode)
     observe(
         RunBegan(
@@ -82,11 +83,11 @@ def run(
             pool_bytes=runner.num_blocks * runner.block_bytes,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            shares_prefixes=sharing.is_on,
+            shares_prefixes=shares_prefixes,
             is_gpu=runner.is_gpu,
         )
     )
-    task = make_task(job, tokenizer, spec, shares_prefixes=sharing.is_on)
+    task = make_task(job, tokenizer, spec, shares_prefixes=shares_prefixes)
     pace = Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout, job.abort_after)
     worker = Worker(engine, task, store, observe, stop, pace)
     began = time.monotonic()

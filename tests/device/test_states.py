@@ -16,10 +16,11 @@ from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.errors import ModelUnavailable, UsageError
 from tests.device.tiny_families import VOCAB, WIDE, make_model
 
-FAMILIES = ("lfm2", "lfm2_moe")
+FAMILIES = ("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "olmo_hybrid", "bamba", "granitemoehybrid")
 BLOCK, NUM_NEW, NUM_SEQS = 4, 12, 5
 LENGTHS = (1, 2, 3, 5, 17, 23, 9, 31)
-ATOL = 1e-4
+# Qwen3.5 in float32 by its own code is 1e-4 from itself in float64, over the 42 tokens of the longest row.
+ATOL = 3e-4
 
 
 class Device:
@@ -50,6 +51,8 @@ class Device:
 
     def options(self, num_blocks: int = 200, num_states: int = NUM_SEQS, **given: Any) -> RunnerOptions:
         block_bytes = sum(layer.block_bytes(BLOCK, torch.float32) for layer in self.model.kv_layers.values())
+        # States take half of the memory at most.
+        num_states = min(num_states, num_blocks * block_bytes // self.model.state_bytes)
         memory = num_blocks * block_bytes + num_states * self.model.state_bytes
         return RunnerOptions(block_size=BLOCK, max_num_seqs=num_states, kv_cache_memory=memory, **given)
 
@@ -119,7 +122,7 @@ def test_ragged_prompts_cut_in_chunks_beside_decodes(device: Device, budget: int
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-@pytest.mark.parametrize("budget", [8, 17])
+@pytest.mark.parametrize("budget", [17, 40])
 def test_rows_that_had_to_leave(device: Device, preemption: str, budget: int) -> None:
     runner = device.runner(num_blocks=14)
     found, engine = run(runner, device.requests(), max_num_batched_tokens=budget, preemption=preemption)
@@ -257,12 +260,12 @@ def test_a_layer_that_computes_something_else_is_refused_by_name() -> None:
     layer = module.model.layers[2].conv
     plain = layer.forward
     layer.forward = lambda *given, **named: plain(*given, **named) * 1.01
-    with pytest.raises(ModelUnavailable, match="Lfm2ForCausalLM has layers of type conv that are no gated short conv"):
+    with pytest.raises(ModelUnavailable, match="Lfm2ForCausalLM has layers of type conv whose states cannot be kept"):
         Model.adopt(module)
 
 
 def test_determinism_is_refused() -> None:
-    with pytest.raises(ModelUnavailable, match=r"Lfm2ForCausalLM has layers of type conv, .*--deterministic"):
+    with pytest.raises(ModelUnavailable, match=r"Lfm2ForCausalLM keeps states, .*--deterministic"):
         Model.adopt(make_model("lfm2"), is_deterministic=True)
 
 

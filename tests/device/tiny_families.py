@@ -56,6 +56,16 @@ _LATENT = {
     "v_head_dim": 8,
 }
 
+_DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+# As many channels as twice the width, at 24.
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 8}
+
 # model_type: what differs from _COMMON. Run exactly.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -119,6 +129,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "jetmoe": {"num_local_experts": 3, "kv_channels": 8},
     "laguna": {**_EXPERTS, "shared_expert_intermediate_size": 20},
     "lfm2": {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "qwen3_next": {**_EXPERTS, **_DELTA, "shared_expert_intermediate_size": 20},
+    "qwen3_5_text": _DELTA,
+    "olmo_hybrid": {**_DELTA, "linear_num_key_heads": 4},
+    "bamba": {**_MAMBA2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        **_LOCAL_EXPERTS,
+        **_MAMBA2,
+        "layer_types": ["mamba", "attention"],
+        "shared_intermediate_size": 20,
+    },
     "lfm2_moe": {
         **_EXPERTS,
         "num_dense_layers": 1,
@@ -183,14 +203,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "has layers of type indexed_attention",
     ),
     "mamba": ({"state_size": 4}, _LINEAR),
+    "mamba2": ({"num_heads": 6, "head_dim": 8, "state_size": 4, "n_groups": 1}, "has no layers that attend"),
     "falcon_mamba": ({"state_size": 4}, _LINEAR),
     "jamba": ({}, _LINEAR),
     "falcon_h1": ({}, "has layers of type hybrid"),
-    "nemotron_h": ({}, _LINEAR),
-    "qwen3_next": ({}, _LINEAR),
-    "qwen3_5_text": ({}, _LINEAR),
-    "olmo_hybrid": ({}, _LINEAR),
-    "kimi_linear": ({}, _LINEAR),
+    "nemotron_h": ({}, "has layers of type mlp, moe"),
+    "kimi_linear": ({}, "has no layers that attend"),
     "minimax": ({}, _LINEAR),
     "recurrent_gemma": ({}, _LINEAR),
     "xlstm": ({"num_heads": 6}, "cannot be run over blocks"),
