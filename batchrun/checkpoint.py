@@ -17,7 +17,7 @@ from typing import Any
 from batchrun.conversion import convert_gguf
 from batchrun.digest import sampled_digest
 from batchrun.errors import ModelUnavailable, UsageError
-from batchrun.model_spec import ModelSpec
+from batchrun.model_spec import STATE_LAYERS, ModelSpec
 from batchrun.quiet import quiet_transformers
 from batchrun.tokenizer import EchoTokenizer, HFTokenizer, Tokenizer
 
@@ -48,6 +48,11 @@ _NEEDED = (
     "max_position_embeddings",
     "eos_token_id",
 )
+
+
+# With one of them and no `layer_types` a class makes up these; other names of kinds it changes.
+_MAKE_LAYER_TYPES = ("attn_layer_indices", "full_attention_interval", "full_attn_idxs", "hybrid_override_pattern")
+_PLAIN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"}) | STATE_LAYERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +151,13 @@ def _read_spec(folder: Path, name: str, trust_remote_code: bool) -> ModelSpec:
         )
     facts = _facts(folder, config, trust_remote_code)
     heads = facts.num_attention_heads
+    kinds = getattr(facts, "layer_types", None) or ["attention"] * facts.num_hidden_layers
+    num_states = sum(kind in STATE_LAYERS for kind in kinds)
     texts = [file for pattern in _TEXT_FILES for file in folder.glob(pattern) if "safetensors" not in file.name]
     return ModelSpec(
         name=name,
         architecture=(config.get("architectures") or [str(config.get("model_type"))])[0],
-        kv_layers=facts.num_hidden_layers,
+        kv_layers=facts.num_hidden_layers - num_states,
         num_kv_heads=getattr(facts, "num_key_value_heads", None) or heads,
         head_dim=getattr(facts, "head_dim", None) or facts.hidden_size // heads,
         vocab_size=facts.vocab_size,
@@ -158,12 +165,14 @@ def _read_spec(folder: Path, name: str, trust_remote_code: bool) -> ModelSpec:
         eos_token_ids=_eos_token_ids(folder, facts),
         digest=sampled_digest([*weights, *texts]),
         hidden_size=facts.hidden_size,
+        has_states=num_states > 0,
     )
 
 
 def _facts(folder: Path, config: Mapping[str, Any], trust_remote_code: bool) -> Any:
     """An object with the text model's configuration as attributes."""
-    if all(config.get(key) is not None for key in _NEEDED) and "auto_map" not in config:
+    is_complete = all(config.get(key) is not None for key in _NEEDED) and "auto_map" not in config
+    if is_complete and _has_plain_layers(config):
         return SimpleNamespace(**config)
     from transformers import AutoConfig
 
@@ -174,6 +183,14 @@ def _facts(folder: Path, config: Mapping[str, Any], trust_remote_code: bool) -> 
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelUnavailable(f"{folder / 'config.json'} is not understood: {reason}") from error
     return loaded.get_text_config(decoder=True)
+
+
+def _has_plain_layers(config: Mapping[str, Any]) -> bool:
+    """Whether the kinds of its layers are as the configuration has them, or it has but one."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return not any(config.get(key) is not None for key in _MAKE_LAYER_TYPES)
+    return set(kinds) <= _PLAIN_LAYER_TYPES
 
 
 def _max_model_len(facts: Any, folder: Path) -> int:

@@ -47,7 +47,7 @@ class _Refusal(Enum):
     LANE = auto()  # another long prompt is being computed
     PREFIX = auto()  # a running row computes what it could share
     STEP = auto()  # too little of the step is left for its whole prompt
-    ROOM = auto()  # its expected blocks do not fit
+    ROOM = auto()  # its expected blocks do not fit, or no state is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,8 @@ class Admission:
     ) -> Prefix | _Refusal:
         """`prefix`, unless it is better to wait or there is no room. `num_new` tokens are to be computed behind it."""
         num_matched = prefix.num_tokens(self._blocks.block_size)
+        if not self._blocks.has_state_slot:
+            return _Refusal.ROOM
         if not terms.fills_batch and self._is_being_computed(tokens, num_matched, step):
             return _Refusal.PREFIX
         if terms.is_whole and not step.is_empty and num_new > step.budget:

@@ -43,6 +43,7 @@ class ForwardBatch:
     copy_sources: Tensor  # int64 [num_copies], slots
     copy_targets: Tensor  # int64 [num_copies], slots
     sampled: Tensor  # int64 [num_sampled], the packed tokens behind which one is chosen, or something is read
+    state_slots: Tensor  # int64 [num_items], where their sequences' states are; empty where sequences have none
     buffer: Tensor  # int64 [num_integers]
     work: Work
 
@@ -83,10 +84,13 @@ def pack(
     if padding is not None:
         ids, positions = _padded(ids, padding.num_tokens, 0), _padded(positions, padding.num_tokens, 0)
         slots, sampled = _padded(slots, padding.num_tokens, padding.slot), _padded(sampled, padding.num_sampled, 0)
-    columns = (ids, positions, slots, sampled, copies[:, 0], copies[:, 1], pending, np.array(sources, np.int64))
+    states = [item.sequence.state_slot for item in items if item.sequence.state_slot is not None]
+    last_columns = (pending, np.array(sources, np.int64), np.array(states, np.int64))
+    columns = (ids, positions, slots, sampled, copies[:, 0], copies[:, 1], *last_columns)
     buffer = to_device(np.concatenate(columns, dtype=np.int64), device)
     views = torch.split(buffer, [len(column) for column in columns])
-    input_ids, token_positions, token_slots, samples, copy_sources, copy_targets, pending_at, pending_from = views
+    input_ids, token_positions, token_slots, samples, copy_sources, copy_targets = views[:6]
+    pending_at, pending_from, state_slots = views[6:]
     if last is not None and len(pending):
         # What is no token ends its row when the host sees it; until then it only must not be looked up.
         input_ids[pending_at] = last.tokens[pending_from].clamp(min=0)
@@ -95,6 +99,7 @@ def pack(
         positions=token_positions[None],
         slots=token_slots,
         sampled=samples,
+        state_slots=state_slots,
         copy_sources=copy_sources,
         copy_targets=copy_targets,
         buffer=buffer,

@@ -18,15 +18,23 @@ class BlockManager:
     """`num_blocks` of `block_size` tokens in the pool, `num_host_slots` of the same size on the host.
 
     Unless it `shares_prefixes`, the tree only keeps what sequences had to leave behind, until they are back.
+
+    With `num_state_slots` each sequence holds a slot for its state from its first block to its last. A state belongs to
+    the whole sequence, so blocks are of no use to others, nor to one that left its state behind: the tree stays empty.
+    A sequence whose blocks are on the host keeps its slot, which nobody could use: nobody enters before it is back.
     """
 
-    def __init__(self, num_blocks: int, num_host_slots: int, block_size: int, *, shares_prefixes: bool) -> None:
+    def __init__(
+        self, num_blocks: int, num_host_slots: int, block_size: int, *, shares_prefixes: bool, num_state_slots: int = 0
+    ) -> None:
         self.block_size = block_size
         self.num_host_slots = num_host_slots
-        self.shares_prefixes = shares_prefixes
+        self.num_state_slots = num_state_slots
+        self.shares_prefixes = shares_prefixes and not num_state_slots
         self.pool = BlockPool(num_blocks, run_len=max(1, _RUN_TOKENS // block_size))
         self.tree = RadixTree(self.pool, block_size)
         self._free_host_slots = list(range(num_host_slots - 1, -1, -1))
+        self._free_state_slots = list(range(num_state_slots - 1, -1, -1))
         self._pinned: list[int] = []
 
     @property
@@ -43,6 +51,11 @@ class BlockManager:
     def num_free_host_slots(self) -> int:
         return len(self._free_host_slots)
 
+    @property
+    def has_state_slot(self) -> bool:
+        """Whether one more sequence may have a state; true where sequences have none."""
+        return bool(self._free_state_slots) or not self.num_state_slots
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -55,7 +68,9 @@ class BlockManager:
         return sum(self.pool.ref_counts[node.block] > 1 for node in prefix.nodes)
 
     def attach(self, sequence: Sequence, prefix: Prefix) -> None:
-        """Gives a sequence without blocks the whole blocks of a prefix."""
+        """Gives a sequence without blocks the whole blocks of a prefix, and a slot for its state if it needs one."""
+        if self.num_state_slots and sequence.state_slot is None:
+            sequence.state_slot = self._free_state_slots.pop()
         blocks = [node.block for node in prefix.nodes]
         self.tree.acquire(blocks)
         sequence.block_table = blocks
@@ -105,6 +120,8 @@ class BlockManager:
     def keep(self, sequence: Sequence, end: int) -> None:
         """The same for the sequence's own sake, which has to leave and finds them when it is back."""
         size = self.block_size
+        if self.num_state_slots:
+            return
         while sequence.node is not None and (sequence.num_published + 1) * size <= end:
             at = sequence.num_published
             is_past = sequence.is_last_reader and (at + 1) * size > sequence.request.keep_len
@@ -113,7 +130,12 @@ class BlockManager:
             sequence.num_published += sequence.node is not None
 
     def release(self, sequence: Sequence) -> None:
-        """Takes all blocks from the sequence; what it has published stays while somebody may read it."""
+        """Takes all blocks from the sequence; what it has published stays while somebody may read it.
+
+        Unless the host has its blocks, its state's slot goes, too.
+        """
+        if sequence.swapped is None:
+            self._release_state(sequence)
         self.tree.release(sequence.block_table)
         sequence.block_table = []
         sequence.node = None
@@ -151,10 +173,16 @@ class BlockManager:
         return SwapIn(slots, blocks) if slots else None
 
     def forget_swapped(self, sequence: Sequence) -> None:
-        """The sequence's places on the host are free again; what they hold is lost."""
+        """The sequence's places on the host and its state's slot are free again; what they hold is lost."""
         if sequence.swapped is not None:
             self._free_host_slots.extend(sequence.swapped.host_slots)
             sequence.swapped = None
+            self._release_state(sequence)
+
+    def _release_state(self, sequence: Sequence) -> None:
+        if sequence.state_slot is not None:
+            self._free_state_slots.append(sequence.state_slot)
+            sequence.state_slot = None
 
     def _allocate(self, sequence: Sequence) -> int:
         if not self.pool.num_free:
@@ -179,3 +207,6 @@ class BlockManager:
         assert expected == self.pool.ref_counts, "reference counts differ from the references there are"
         kept = [slot for sequence in preempted if sequence.swapped for slot in sequence.swapped.host_slots]
         assert sorted(kept + self._free_host_slots) == list(range(self.num_host_slots)), "host slots lost or doubled"
+        holders = [*running, *(sequence for sequence in preempted if sequence.swapped)] if self.num_state_slots else []
+        slots = [-1 if sequence.state_slot is None else sequence.state_slot for sequence in holders]
+        assert sorted(slots + self._free_state_slots) == list(range(self.num_state_slots)), "states lost or doubled"

@@ -27,7 +27,8 @@ class EchoRunner:
     """Implements `Runner` on two integer arrays; a block costs 8 bytes a token.
 
     A row's length is decided by the hash as well: each token is the end of text with probability
-    1 / `mean_output_len`. With `overlaps` it takes pending tokens from what it sampled last, as a device would.
+    1 / `mean_output_len`. With `overlaps` it takes pending tokens from what it sampled last, as a device would. With
+    `num_state_slots` it goes by the hash of what a sequence has computed so far, which is its state.
     """
 
     def __init__(
@@ -39,16 +40,19 @@ class EchoRunner:
         *,
         overlaps: bool = False,
         num_free_tokens: int = 0,
+        num_state_slots: int = 0,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_host_slots = num_host_slots
+        self.num_state_slots = num_state_slots
         self.block_bytes = 8 * block_size
         self.is_gpu = False
         self.overlaps = overlaps
         self.num_free_tokens = num_free_tokens
         self._pool = np.full((num_blocks, block_size), _UNREAD, dtype=np.int64)
         self._host = np.full((num_host_slots, block_size), _UNREAD, dtype=np.int64)
+        self._digests = [_UNREAD] * num_state_slots
         self._mean_output_len = mean_output_len
         self._sampled: dict[Sequence, int] = {}  # by the last step
 
@@ -80,13 +84,18 @@ class EchoRunner:
         tokens = item.context[item.start :].copy()
         if tokens[-1] == PENDING:
             tokens[-1] = self._sampled[item.sequence]
-        slots[blocks * self.block_size + positions % self.block_size] = entries(tokens, item.start)
+        written = entries(tokens, item.start)
+        slots[blocks * self.block_size + positions % self.block_size] = written
+        if (slot := item.sequence.state_slot) is not None:
+            self._digests[slot] = zlib.crc32(written.tobytes(), self._digests[slot] if item.start else 0)
 
     def _read(self, item: Item) -> NDArray[np.float64]:
         context = self._pool[item.sequence.block_table].reshape(-1)[: item.end]
         return read(context, item)
 
     def _next(self, item: Item, allowed: NDArray[np.int64] | None) -> int:
+        if (slot := item.sequence.state_slot) is not None:
+            return _chosen(self._digests[slot], self._mean_output_len, allowed)
         read = self._pool[item.sequence.block_table].reshape(-1)[: item.end]
         return choose(read, self._mean_output_len, allowed)
 
@@ -107,7 +116,10 @@ def entries(tokens: TokenIds, start: int) -> NDArray[np.int64]:
 
 def choose(context: NDArray[np.int64], mean_output_len: int, allowed: NDArray[np.int64] | None = None) -> int:
     """The token that follows this context; another one when it is not among those `allowed`."""
-    digest = zlib.crc32(context.tobytes())
+    return _chosen(zlib.crc32(context.tobytes()), mean_output_len, allowed)
+
+
+def _chosen(digest: int, mean_output_len: int, allowed: NDArray[np.int64] | None) -> int:
     letter = FIRST_BYTE + int(_LETTERS[(digest >> 8) % len(_LETTERS)])
     token = EOS_TOKEN_ID if digest % mean_output_len == 0 else letter
     if allowed is None or token in allowed:

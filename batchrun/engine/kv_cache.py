@@ -10,6 +10,7 @@ from weakref import ReferenceType, ref
 from torch import Tensor
 
 from batchrun.engine.batch import ForwardBatch
+from batchrun.engine.state_pool import StatePool
 from batchrun_kernels import Attention, KVLayer, KVPool, Mask, WholeLayer
 
 # The attribute of keys and values that a cache was shown: the `PagedLayer` of theirs.
@@ -62,18 +63,22 @@ class KVCache:
     """Blocks of keys and values, layer by layer; passed to a model as its `cache`.
 
     `begin` names the step; in the forward pass each layer calls `update` and then attends. A layer's tensors are
-    made at `allocate`, or when it first attends. New memory is not initialised.
+    made at `allocate`, or when it first attends. New memory is not initialised. `states` are those of the layers that
+    keep something else, if there are any.
     """
 
     is_compileable = False
 
-    def __init__(self, num_blocks: int, block_size: int, attention: Attention, place: Tensor) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, attention: Attention, place: Tensor, states: StatePool | None = None
+    ) -> None:
         """`place` is any tensor of the pool's dtype on the pool's device."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.pools: dict[int, KVPool] = {}
         self.layers: dict[int, KVLayer] = {}  # by the layer's index in the model
         self.attention = attention
+        self.states = states
         self._place = place
         self.masks: list[Mask] = []  # how the step's layers have asked so far
         self._step: ForwardBatch | None = None
@@ -99,6 +104,18 @@ class KVCache:
         self._step = step
         self._plan = plan
         self.masks = []
+        if self.states is not None:
+            self.states.begin(step)
+
+    def commit(self) -> None:
+        """The step was computed: the states that it left are its sequences' now. The next `begin` does it, too."""
+        if self.states is not None:
+            self.states.commit()
+
+    def discard(self) -> None:
+        """The step was not computed, and may be computed again, from the states of before."""
+        if self.states is not None:
+            self.states.discard()
 
     def update(
         self,

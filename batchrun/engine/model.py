@@ -18,7 +18,10 @@ from batchrun.engine.invariance import prove_invariance
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.memory import trim_heap
 from batchrun.engine.self_check import Checked, Expected, check, check_halves, expect
+from batchrun.engine.state_layers import pack_state_layers, states_like
+from batchrun.engine.state_pool import StatePool, state_bytes
 from batchrun.errors import ModelUnavailable
+from batchrun.model_spec import STATE_LAYERS
 from batchrun.quiet import quiet_transformers
 from batchrun_kernels import Attention, Feature, KVLayer, UnsupportedError, check_kv_dtype, native, select
 from batchrun_kernels.cpu import GatherAttention
@@ -27,7 +30,7 @@ from batchrun_kernels.layers import LayerKernels, Quantization, layer_kernels
 if TYPE_CHECKING:
     from pathlib import Path
 
-_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"}) | STATE_LAYERS
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +56,20 @@ class Model:
         self.place = place
         self.kv_place = kv_place
         self._module = module
+        self._states_like = states_like(module)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's state; 0 where sequences have none."""
+        return state_bytes(self._states_like)
+
+    def make_cache(self, num_blocks: int, block_size: int, num_state_slots: int) -> KVCache:
+        """A pool for the model's keys and values, and for the states of so many sequences if they have any."""
+        states = StatePool(num_state_slots, self._states_like) if self._states_like else None
+        cache = KVCache(num_blocks, block_size, self.attention, self.kv_place, states)
+        for index, layer in self.kv_layers.items():
+            cache.allocate(index, layer)
+        return cache
 
     def halves(self) -> Halves:
         """Layers and head apart; raises ModelUnavailable when that is not the same as the whole."""
@@ -124,8 +141,14 @@ class Model:
             _log.warning("%s", problem)
         if kernels is not None and kernels.rounds:
             round_weights(module, kernels)
-        expected = expect(module)
-        expected_fast = _expect_rounded(module, kernels) if kernels is not None and kernels.rounds else expected
+        with quiet_transformers():  # which calls its own convolutions slow
+            expected = expect(module)
+            expected_fast = _expect_rounded(module, kernels) if kernels is not None and kernels.rounds else expected
+            has_states = pack_state_layers(module, expected.name)
+        if has_states and is_deterministic:
+            raise ModelUnavailable(
+                f"{expected.name} keeps states, for which --deterministic is not proven; leave it out"
+            )
         with quiet_transformers():
             module.set_attn_implementation(NAME)
         if module.config._attn_implementation != NAME:
@@ -184,4 +207,4 @@ def _refuse_by_name(config: Any) -> None:
     text = config.get_text_config(decoder=True)
     unknown = set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYERS
     if unknown:
-        raise ModelUnavailable(f"{name} has layers of type {', '.join(sorted(unknown))}; only attention can be run")
+        raise ModelUnavailable(f"{name} has layers of type {', '.join(sorted(unknown))}, which cannot be run")

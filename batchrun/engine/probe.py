@@ -4,6 +4,7 @@ Every answer is None or () where the module did anything else: raised, had hooks
 """
 
 from dataclasses import dataclass
+from inspect import signature
 from itertools import permutations
 from typing import Any
 
@@ -85,6 +86,8 @@ def probe_embedding(module: nn.Module) -> float | None:
 
 def probe_norm(module: nn.Module) -> Norm | None:
     parameters = _own_parameters(module)
+    if len(signature(module.forward).parameters) > 1:  # a gate, for one
+        return None
     if len(parameters) != 1 or (weight := next(iter(parameters.values())).detach()).dim() != 1:
         return None
     # Small inputs, where eps shows, and large ones with a mean, which a norm of another kind would subtract.

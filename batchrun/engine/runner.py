@@ -21,6 +21,7 @@ from batchrun.engine.memory import cpu_pool_bytes, gpu_pool_bytes, is_out_of_mem
 from batchrun.engine.model import Model
 from batchrun.engine.queues import Event, Queues, queues_of, to_host
 from batchrun.engine.reading import Read, Reading, read
+from batchrun.engine.runner_facts import RunnerFacts
 from batchrun.engine.sampling import sample
 from batchrun.engine.step import Launched, Sampled, ScheduledBatch
 from batchrun.engine.swap import HostPool
@@ -46,7 +47,8 @@ class RunnerOptions:
     """How a runner is laid out; sizes in bytes, None: chosen from the memory there is.
 
     Rows are read where it `reads`, and continued otherwise. A step will have at most `max_num_batched_tokens` tokens of
-    `max_num_seqs` rows; a GPU keeps room for such a one.
+    `max_num_seqs` rows; a GPU keeps room for such a one. Of a model with states so many rows have one, as far as these
+    take half of `kv_cache_memory` at most.
     """
 
     dtype: DTypeName = "auto"
@@ -63,20 +65,6 @@ class RunnerOptions:
     deterministic: bool = False
     trust_remote_code: bool = False
     reads: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerFacts:
-    """What a runner turned out to be."""
-
-    device: str
-    dtype: str
-    kv_dtype: str
-    kernel: str
-    num_blocks: int
-    block_size: int
-    pool_bytes: int
-    host_bytes: int
 
 
 class TorchRunner:
@@ -110,9 +98,10 @@ class TorchRunner:
         self.block_size = cache.block_size
         self.num_blocks = num_blocks
         self.num_host_slots = host.num_slots
+        self.num_state_slots = cache.states.num_slots if cache.states is not None else 0
         self.block_bytes = cache.block_bytes
         self.is_gpu = self.overlaps = model.place.is_cuda
-        self.num_free_tokens = 0 if self.overlaps else _FREE_ON_CPU
+        self.num_free_tokens = 0 if self.overlaps or self.num_state_slots else _FREE_ON_CPU
 
     @classmethod
     def build(cls, checkpoint: "Checkpoint", options: RunnerOptions) -> "TorchRunner":
@@ -150,18 +139,18 @@ class TorchRunner:
         place, kv_dtype = model.place, model.kv_place.dtype
         block_bytes = sum(layer.block_bytes(options.block_size, kv_dtype) for layer in model.kv_layers.values())
         pool_bytes = _pool_bytes(model, options) if options.kv_cache_memory is None else options.kv_cache_memory
+        num_state_slots = _num_state_slots(model, pool_bytes, options.max_num_seqs)
+        pool_bytes -= num_state_slots * model.state_bytes
         num_blocks = pool_bytes // block_bytes
-        if num_blocks == 0:
+        if num_blocks <= 0:
             raise UsageError(
-                f"{pool_bytes} bytes for keys and values hold no block of {options.block_size} tokens "
+                f"{max(pool_bytes, 0)} bytes for keys and values hold no block of {options.block_size} tokens "
                 f"({block_bytes} bytes); raise --kv-cache-memory"
             )
-        has_graphs = (
-            place.is_cuda and not options.reads and model.attention.supports_graphs and not options.enforce_eager
-        )
-        cache = KVCache(num_blocks + has_graphs, options.block_size, model.attention, model.kv_place)
-        for index, layer in model.kv_layers.items():
-            cache.allocate(index, layer)
+        # A graph would write its states into the slots of the step that it was recorded with.
+        may_have_graphs = model.attention.supports_graphs and not num_state_slots
+        has_graphs = place.is_cuda and not options.reads and may_have_graphs and not options.enforce_eager
+        cache = model.make_cache(num_blocks + has_graphs, options.block_size, num_state_slots)
         swap_space = options.swap_space
         if swap_space is None:
             # On a CPU too: copying a block costs far less than computing it, and memory is taken when it is used.
@@ -177,14 +166,11 @@ class TorchRunner:
         )
         facts = runner.facts
         _log.info(
-            "%s, %s, %s attention; %d blocks of %d tokens for keys and values in %s (%.2f GiB)",
+            "%s, %s, %s attention; %s",
             facts.device,
             facts.dtype,
             facts.kernel,
-            facts.num_blocks,
-            facts.block_size,
-            facts.kv_dtype,
-            facts.pool_bytes / (1 << 30),
+            facts.memory,
         )
         return runner
 
@@ -199,6 +185,8 @@ class TorchRunner:
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             pool_bytes=self.num_blocks * self.block_bytes,
+            num_state_slots=self.num_state_slots,
+            state_bytes=self.num_state_slots * self._model.state_bytes,
             host_bytes=self.num_host_slots * self.block_bytes,
         )
 
@@ -248,9 +236,11 @@ class TorchRunner:
 
     def _split(self, batch: ScheduledBatch, compute: Callable[[ScheduledBatch], _Result]) -> list[_Result]:
         """What `compute` makes of the step; more than one: the step was split, for lack of memory."""
+        self._cache.commit()
         try:
             return [compute(batch)]
         except (MemoryError, RuntimeError) as error:
+            self._cache.discard()
             if not is_out_of_memory(error):
                 raise
             if not batch.can_be_halved:
@@ -306,6 +296,13 @@ def _pool_bytes(model: Model, options: RunnerOptions) -> int:
         model, options.max_num_batched_tokens, options.max_num_seqs, options.block_size, CudaMeter(device)
     )
     return gpu_pool_bytes(device, gpu_memory_utilization=options.gpu_memory_utilization, workspace_bytes=workspace)
+
+
+def _num_state_slots(model: Model, pool_bytes: int, max_num_seqs: int) -> int:
+    """One for each row that runs, as far as half of the memory goes."""
+    if not model.state_bytes:
+        return 0
+    return max(1, min(max_num_seqs, pool_bytes // 2 // model.state_bytes))
 
 
 def choose_device(name: str) -> torch.device:

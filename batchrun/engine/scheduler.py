@@ -40,7 +40,8 @@ class SchedulerConfig:
     """`num_blocks` of `block_size` tokens, `num_host_slots` of the same size, and the limits of a step.
 
     Prompts are cut at multiples of `chunk_alignment_tokens`. Those with more than `long_row_tokens` to compute are
-    long; None: those that do not fit a step.
+    long; None: those that do not fit a step. A model with states has `num_state_slots` for them; its sequences share no
+    prefixes and get no drafts.
     """
 
     num_blocks: int
@@ -56,6 +57,7 @@ class SchedulerConfig:
     chunk_alignment_tokens: int = 1
     long_row_tokens: int | None = None
     num_free_tokens: int = 0
+    num_state_slots: int = 0
 
 
 class Scheduler:
@@ -64,7 +66,11 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.blocks = BlockManager(
-            config.num_blocks, config.num_host_slots, config.block_size, shares_prefixes=config.shares_prefixes
+            config.num_blocks,
+            config.num_host_slots,
+            config.block_size,
+            shares_prefixes=config.shares_prefixes,
+            num_state_slots=config.num_state_slots,
         )
         self.lengths = OutputLengths()
         self.costs = Costs(bytes_per_token=config.block_bytes / config.block_size)
@@ -72,7 +78,9 @@ class Scheduler:
         self.running = Running(self.blocks, config.preemption, self.costs, self.counters)
         self.admission = Admission(self.running, self.blocks, self.lengths, self.counters, config.max_num_seqs)
         self._policy = make_policy(config.schedule, Lane(config.long_row_tokens or config.max_num_batched_tokens))
-        self.speculation = Speculation(config.num_free_tokens, self.counters)
+        # What a wrong guess has done to a state cannot be taken back.
+        num_free_tokens = 0 if config.num_state_slots else config.num_free_tokens
+        self.speculation = Speculation(num_free_tokens, self.counters)
         self._budget = config.max_num_batched_tokens
 
     @property

@@ -1,6 +1,7 @@
 """The proof, at load, that a model run packed over blocks computes what its own eager attention computes.
 
-Three short sequences, cut into chunks and packed through a small pool of shuffled blocks, against plain calls.
+Three short sequences, cut into chunks and packed through a small pool of shuffled blocks, and states where the model
+has them, against plain calls.
 It covers families nobody has heard of; what it cannot see because the sequences are short (a window) is compared
 with the configuration instead.
 """
@@ -18,8 +19,10 @@ from batchrun.engine.head import Halves
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.sequence import Sequence
+from batchrun.engine.state_layers import make_states
 from batchrun.engine.step import Item, ScheduledBatch
 from batchrun.errors import ModelUnavailable
+from batchrun.model_spec import STATE_LAYERS
 from batchrun_kernels import Attention, Feature, KVLayer, Mask
 
 _BLOCK_SIZE = 4
@@ -90,7 +93,8 @@ def check_halves(module: Any, halves: Halves, attention: Attention, kv_place: Te
     """Layers and head called apart give the logits that the whole model gives. Raises ModelUnavailable."""
     name = (module.config.architectures or [type(module).__name__])[0]
     sequence = _sequences(module.config.get_text_config(decoder=True).vocab_size)[-1]
-    cache = KVCache(len(sequence.block_table), _BLOCK_SIZE, attention, kv_place)
+    states = make_states(module, len(_CHUNKS))
+    cache = KVCache(len(sequence.block_table), _BLOCK_SIZE, attention, kv_place, states)
     sequence.block_table = list(range(len(sequence.block_table)))
     item = Item(sequence, 0, sequence.num_tokens, samples=True)
     batch = pack(ScheduledBatch((item,)), _BLOCK_SIZE, kv_place.device)
@@ -111,6 +115,7 @@ def _sequences(vocab_size: int) -> list[Sequence]:
         ids = (np.arange(length, dtype=np.int32) * 37 + 5 * row + 11) % vocab_size
         sequence = Sequence(Request(row, ids.astype(np.int32), SamplingParams(max_tokens=1)), arrival=row)
         sequence.block_table = [free.pop(row % len(free)) for _ in range(-(-length // _BLOCK_SIZE))]
+        sequence.state_slot = len(_CHUNKS) - 1 - row
         sequences.append(sequence)
     return sequences
 
@@ -126,7 +131,8 @@ def _packed_logits(
     module: Any, sequences: list[Sequence], attention: Attention, place: Tensor
 ) -> tuple[list[Tensor], KVCache]:
     """Each sequence's logits [length, vocab], from two steps, and the cache they went through."""
-    cache = KVCache(sum(len(sequence.block_table) for sequence in sequences), _BLOCK_SIZE, attention, place)
+    num_blocks = sum(len(sequence.block_table) for sequence in sequences)
+    cache = KVCache(num_blocks, _BLOCK_SIZE, attention, place, make_states(module, len(sequences)))
     parts: list[list[Tensor]] = [[] for _ in sequences]
     for late in (False, True):
         spans = [(cut, length - cut) if late else (0, cut) for cut, length in _CHUNKS]
@@ -140,10 +146,12 @@ def _packed_logits(
 
 
 def _check_windows(name: str, config: Any, masks: list[Mask]) -> None:
+    kinds = _attention_layers(config)
+    if kinds == []:
+        raise ModelUnavailable(f"{name} has no layers that attend; such a model cannot run over blocks")
     if not masks:
         raise ModelUnavailable(f"{name} computes attention in its own code, which cannot run over blocks")
     window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
     expected = [window if kind == "sliding_attention" else None for kind in kinds] if kinds else [window] * len(masks)
     given = [mask.window for mask in masks]
     if given != expected:
@@ -151,6 +159,12 @@ def _check_windows(name: str, config: Any, masks: list[Mask]) -> None:
             f"{name} asks its layers for windows {sorted(set(map(str, given)))}, "
             f"its configuration for {sorted(set(map(str, expected)))}"
         )
+
+
+def _attention_layers(config: Any) -> list[str] | None:
+    """The kinds of the layers that attend, in their order; None where the configuration names no kinds."""
+    kinds = getattr(config, "layer_types", None)
+    return None if kinds is None else [kind for kind in kinds if kind not in STATE_LAYERS]
 
 
 def _check_logits(

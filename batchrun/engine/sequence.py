@@ -39,6 +39,7 @@ class Sequence:
     `num_lost` tokens had been computed when the sequence was last preempted. The first `num_known` tokens are known;
     behind them are those that steps in flight sample. Between a step and its end, `num_draft` tokens behind the known
     ones are guesses that the step will prove or not. `logprobs` are those of the tokens generated, if asked for.
+    `state_slot` is where its state is kept, of a model that has states.
     `is_answering`: it does not reason (any more). `text_len` is where a stop string begins in its text. `matcher` has
     accepted the known generated tokens, if there is a grammar to follow. Of a sequence that is read, positions below
     `read_end` are in steps that were scheduled, and `readings` holds what came of those that ended, up to `taken_end`.
@@ -65,6 +66,7 @@ class Sequence:
         "read_end",
         "readings",
         "request",
+        "state_slot",
         "swapped",
         "taken_end",
         "text_len",
@@ -87,6 +89,7 @@ class Sequence:
         self.num_lost = 0
         self.num_preemptions = 0
         self.block_table: list[int] = []
+        self.state_slot: int | None = None
         self.node: Node | None = None
         self.num_published = 0
         self.is_last_reader = False

@@ -200,7 +200,8 @@ class Ended:
 class Runner(Protocol):
     """Carries out a step: the seam between the scheduler's integers and a model's tensors.
 
-    `num_blocks` pool blocks of `block_size` tokens and `num_host_slots` block-sized places on the host exist. Steps
+    `num_blocks` pool blocks of `block_size` tokens and `num_host_slots` block-sized places on the host exist, and
+    `num_state_slots` places for a sequence's state; 0: sequences have none. Steps
     are carried out in the order of their launches. With `overlaps`, one step may be launched before the last one was
     waited for: a token that is pending on the host is taken from what the last step sampled. A step of
     `num_free_tokens` takes about as long as one of a single token, so that they may be guesses; 0 with `overlaps`.
@@ -209,6 +210,7 @@ class Runner(Protocol):
     block_size: int
     num_blocks: int
     num_host_slots: int
+    num_state_slots: int
     block_bytes: int
     is_gpu: bool
     overlaps: bool

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from batchrun.engine.batch import pack
-from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.model import Model
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.sampling import sample
@@ -45,9 +44,7 @@ def measure_workspace(model: Model, num_tokens: int, num_seqs: int, block_size: 
     Raises torch.OutOfMemoryError when there is not so much beside the weights.
     """
     batch, num_blocks = _largest(num_tokens, min(num_seqs, num_tokens), block_size)
-    cache = KVCache(num_blocks, block_size, model.attention, model.kv_place)
-    for index, layer in model.kv_layers.items():
-        cache.allocate(index, layer)
+    cache = model.make_cache(num_blocks, block_size, len(batch.items))
     meter.start()
     logits = model.forward(pack(batch, block_size, model.place.device), cache)
     sample(logits, batch.sampled, eos_token_ids=())
@@ -63,6 +60,7 @@ def _largest(num_tokens: int, num_seqs: int, block_size: int) -> tuple[Scheduled
         sequence = Sequence(Request(row, np.zeros(length, np.int32), sampling), arrival=row)
         needed = -(-length // block_size)
         sequence.block_table = list(range(num_blocks, num_blocks + needed))
+        sequence.state_slot = row
         num_blocks += needed
         items.append(Item(sequence, 0, length, samples=True))
     return ScheduledBatch(tuple(items)), num_blocks

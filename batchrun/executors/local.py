@@ -73,7 +73,8 @@ def run(
     sharing = decide(job.prefix_caching, plan.summary)
     if sharing.reason:
         observe(Message("info", f"prefix caching is off: {sharing.reason}"))
-    config = configure(job, runner, spec.eos_token_ids, shares_prefixes=sharing.is_on)
+    shares_prefixes = sharing.is_on and not runner.num_state_slots
+    config = configure(job, runner, spec.eos_token_ids, shares_prefixes=shares_prefixes)
     engine = Engine(config, runner, tokenizer.decode)
     observe(
         RunBegan(
@@ -82,11 +83,11 @@ def run(
             pool_bytes=runner.num_blocks * runner.block_bytes,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            shares_prefixes=sharing.is_on,
+            shares_prefixes=shares_prefixes,
             is_gpu=runner.is_gpu,
         )
     )
-    task = make_task(job, tokenizer, spec, shares_prefixes=sharing.is_on)
+    task = make_task(job, tokenizer, spec, shares_prefixes=shares_prefixes)
     pace = Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout, job.abort_after)
     worker = Worker(engine, task, store, observe, stop, pace)
     began = time.monotonic()
@@ -117,6 +118,7 @@ def configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...], *, share
         chunk_alignment_tokens=job.chunk_alignment_tokens,
         long_row_tokens=job.long_row_tokens,
         num_free_tokens=runner.num_free_tokens if job.speculation == "auto" else 0,
+        num_state_slots=runner.num_state_slots,
     )
 
 
@@ -135,13 +137,14 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
             num_host_slots=(_ECHO_HOST_BYTES if job.swap_space is None else job.swap_space) // block_bytes,
         )
     # Imported here: planning, status and a complete job need no torch.
-    from batchrun.engine.runner import RunnerOptions, TorchRunner
+    from batchrun.engine.runner import RunnerOptions, TorchRunner, choose_device
 
+    limits = usual_limits(is_gpu=choose_device(job.device).type == "cuda")
     options = RunnerOptions(
         dtype=job.dtype,
         device=job.device,
-        max_num_batched_tokens=job.max_num_batched_tokens or _GPU_LIMITS.max_num_batched_tokens,
-        max_num_seqs=job.max_num_seqs or _GPU_LIMITS.max_num_seqs,
+        max_num_batched_tokens=job.max_num_batched_tokens or limits.max_num_batched_tokens,
+        max_num_seqs=job.max_num_seqs or limits.max_num_seqs,
         block_size=job.block_size,
         quantization=job.quantization,
         kv_cache_dtype=job.kv_cache_dtype,

@@ -22,7 +22,8 @@ class PlanSummary:
     """The plan in numbers. `num_rows` = `num_unique` + `num_duplicates` + all `errors`; every sample of a row counts.
 
     Tokens are counted over the `num_unique` rows that run: `prompt_tokens` without any sharing, and
-    `unique_prompt_tokens` with each shared prefix computed once, which is the least possible.
+    `unique_prompt_tokens` with each shared prefix computed once, which is the least possible. `has_states`: the model
+    keeps states, and computes every prefix of every row.
     """
 
     num_rows: int
@@ -44,6 +45,7 @@ class PlanSummary:
     sample_row: int | None
     task: str = "generate"
     asked_tokens: int = 0  # whose probability is wanted
+    has_states: bool = False
 
     @property
     def num_errors(self) -> int:

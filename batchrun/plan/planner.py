@@ -120,6 +120,7 @@ class _Planner:
         self._decode = decode
         self._renderer = renderer
         self._observe = observe
+        self._has_states = spec.has_states
         self._kv_bytes_per_token = spec.kv_bytes_per_token(element_bytes(job))
         self._max_model_len = effective_max_model_len(job, spec)
         self._size = size_of(job)
@@ -181,6 +182,7 @@ class _Planner:
             peak_kv_bytes=self._peak.tokens * self._kv_bytes_per_token,
             prompt_source=self._renderer.label,
             task=self._job.task,
+            has_states=self._has_states,
         )
         return Plan(self._folder, summary, tuple(units))
 

@@ -23,6 +23,8 @@ class Sharing:
 def decide(mode: "PrefixCaching", summary: "PlanSummary") -> Sharing:
     """The same for every process of a job: it depends on nothing but the job and its plan."""
     prompt_tokens, saved_tokens = summary.prompt_tokens, summary.saved_tokens
+    if summary.has_states:
+        return Sharing(False, "the model keeps states, which belong to whole prefixes and not to blocks of them")
     if mode != "auto":
         return Sharing(mode == "on")
     if saved_tokens >= _WORTH_IT * prompt_tokens:

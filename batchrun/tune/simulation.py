@@ -67,6 +67,7 @@ class Imagined:
         self.block_size = job.block_size
         self.block_bytes = pool.kv_bytes_per_token * job.block_size
         self.num_blocks = max(pool_bytes // self.block_bytes, -(-longest_len // job.block_size))
+        self.num_state_slots = 0  # of models that have states no profile is made
         self.num_host_slots = swap_space // self.block_bytes
         self.is_gpu = pool.is_gpu
         self.overlaps = False

@@ -11,6 +11,7 @@ import numpy as np
 from batchrun.checkpoint import Checkpoint
 from batchrun.engine.step import Runner
 from batchrun.engine.step_time import StepTimes, fit, relative_errors
+from batchrun.errors import ModelUnavailable
 from batchrun.executors.local import Limits, build_runner, usual_limits
 from batchrun.job import Job
 from batchrun.model_spec import ModelSpec
@@ -76,10 +77,12 @@ def tune(
     beside the loading. The machine should do nothing else.
 
     Raises:
-        ModelUnavailable: the model cannot be loaded or served exactly, or the device is not there.
+        ModelUnavailable: the model cannot be loaded or served exactly, keeps states, or the device is not there.
         UsageError: the memory that is asked for is not there.
         StorageFailed: the cache cannot be written to.
     """
+    if checkpoint.spec.has_states:
+        raise ModelUnavailable(f"{checkpoint.spec.name} keeps states, and steps of such models are not measured yet")
     spec, loaded = checkpoint.spec, _load(job, checkpoint, clock)
     runner = loaded.runner
     meter = Meter(runner, spec.vocab_size, clock, observe)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from batchrun.checkpoint import cache_folder, load_tokenizer, resolve
 from batchrun.engine.batch import pack
-from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.model import Model
 from batchrun.engine.request import Request, SamplingParams, TokenIds
 from batchrun.engine.sequence import Sequence
@@ -106,7 +105,8 @@ def _logits(model: Model, ids: TokenIds) -> Tensor:
     """float32 [len(ids), vocab]."""
     sequence = Sequence(Request(0, np.asarray(ids, np.int32), SamplingParams(max_tokens=1)), arrival=0)
     sequence.block_table = list(range(-(-len(ids) // _BLOCK_SIZE)))
-    cache = KVCache(len(sequence.block_table), _BLOCK_SIZE, model.attention, model.kv_place)
+    sequence.state_slot = 0
+    cache = model.make_cache(len(sequence.block_table), _BLOCK_SIZE, num_state_slots=1)
     batch = pack(ScheduledBatch((Item(sequence, 0, len(ids), samples=True),)), _BLOCK_SIZE, model.place.device)
     return model.forward(replace(batch, sampled=torch.arange(len(ids))), cache)
 

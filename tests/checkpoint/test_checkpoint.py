@@ -48,6 +48,28 @@ def test_facts_come_from_the_configuration(tmp_path: Path) -> None:
     assert spec.kv_bytes_per_token(4) == 2 * 2 * 2 * 6 * 4
 
 
+def test_layers_with_states_have_no_keys_and_values(tmp_path: Path) -> None:
+    assert not find(write(tmp_path / "without")).has_states
+    kinds = ["conv", "full_attention", "conv", "sliding_attention", "conv"]
+    spec = find(write(tmp_path / "with", config={**CONFIG, "num_hidden_layers": 5, "layer_types": kinds}))
+    assert spec.has_states
+    assert spec.kv_layers == 2
+
+
+def test_kinds_of_layers_that_a_class_makes_up_are_asked_of_it(tmp_path: Path) -> None:
+    """As they are on the hub: no list of kinds, or one with names of its own."""
+    changes: dict[str, dict[str, Any]] = {
+        "qwen3_next": {"full_attention_interval": 3},
+        "bamba": {"attn_layer_indices": [2], "mamba_n_heads": 4, "mamba_d_head": 12},
+        "granitemoehybrid": {"layer_types": ["mamba", "mamba", "attention"], "mamba_n_heads": 4, "mamba_d_head": 12},
+        "lfm2": {"full_attn_idxs": [1]},
+    }
+    for family, own in changes.items():
+        spec = find(write(tmp_path / family, config={**CONFIG, "model_type": family, "num_hidden_layers": 3, **own}))
+        assert spec.has_states
+        assert spec.kv_layers == 1
+
+
 def test_what_the_configuration_leaves_out_is_the_classs_default(tmp_path: Path) -> None:
     assert find(write(tmp_path, without="head_dim")).head_dim == 6
     assert find(write(tmp_path, without="num_key_value_heads")).num_kv_heads == 4

@@ -31,7 +31,9 @@ BLOCK = 4
 LENGTHS, SHARED = (26, 19, 31), 10
 NUM_NEW = 9
 # The longest row takes 9 blocks, and 6 run at a time: rows must leave, to the host until it is full.
-NUM_BLOCKS, NUM_HOST_SLOTS = 13, 3
+NUM_SEQS, NUM_BLOCKS = 6, 13
+# By whether rows have states, and so share no blocks: then more of them are a row's own.
+NUM_HOST_SLOTS = {False: 3, True: 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Served:
     greedy_rows: int
     num_rows: int
     counters: Counters
+    has_states: bool
 
 
 def measure(family: str, **changes: Any) -> Served:
@@ -57,8 +60,8 @@ def measure(family: str, **changes: Any) -> Served:
     module = make_model(family, **changes)
     eager, prompts = deepcopy(module), make_prompts()
     expected = logits_alone(eager, prompts)
-    expected[1] = expected[1][SHARED:]
     model = Model.adopt(module)
+    expected[1] = expected[1][num_shared(model) :]
     got = logits_over_blocks(model, prompts)
     rows = make_rows()
     outputs, counters = run_engine(model, rows)
@@ -72,6 +75,7 @@ def measure(family: str, **changes: Any) -> Served:
         greedy_rows=sum(_is_greedy(eager, ids, output) for ids, output in zip(rows, outputs, strict=True)),
         num_rows=len(rows),
         counters=counters,
+        has_states=model.state_bytes > 0,
     )
 
 
@@ -94,19 +98,25 @@ def logits_alone(module: Any, prompts: list[list[int]]) -> list[Tensor]:
     return [module(input_ids=torch.tensor([ids]), use_cache=False).logits[0] for ids in prompts]
 
 
+def num_shared(model: Model) -> int:
+    """Tokens that row 1 takes from row 0; it cannot take a state."""
+    return 0 if model.state_bytes else SHARED
+
+
 @torch.inference_mode()
 def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
     """Three steps: chunks, row 1 joining row 0's blocks in the step that writes them; more chunks; single tokens."""
     blocks = Blocks(num_blocks=40)
     sequences = [make_sequence(row, ids, blocks.take(9)) for row, ids in enumerate(prompts)]
-    sequences[1].block_table[:2] = sequences[0].block_table[:2]
-    cache = KVCache(40, BLOCK, model.attention, model.kv_place)
-    for index, layer in model.kv_layers.items():
-        cache.allocate(index, layer)
-    _poison(cache)
+    for row, sequence in enumerate(sequences):
+        sequence.state_slot = 2 * row
+    shared = num_shared(model)
+    sequences[1].block_table[: shared // BLOCK] = sequences[0].block_table[: shared // BLOCK]
+    cache = model.make_cache(40, BLOCK, num_state_slots=5)
+    poison(cache)
     third = [sequence.block_table[2] * BLOCK for sequence in sequences]
-    copies = ((third[0], third[1]), (third[0] + 1, third[1] + 1))
-    spans = [[(0, 13), (SHARED, 5), (0, 17)], [(13, 12), (15, 3), (17, 13)], [(25, 1), (18, 1), (30, 1)]]
+    copies = ((third[0], third[1]), (third[0] + 1, third[1] + 1)) if shared else ()
+    spans = [[(0, 13), (shared, 15 - shared), (0, 17)], [(13, 12), (15, 3), (17, 13)], [(25, 1), (18, 1), (30, 1)]]
     parts: list[list[Tensor]] = [[], [], []]
     for step, cuts in enumerate(spans):
         items = tuple(Item(one, start, num, samples=True) for one, (start, num) in zip(sequences, cuts, strict=True))
@@ -120,20 +130,25 @@ def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
 def run_engine(model: Model, rows: list[list[int]]) -> tuple[list[list[int]], Counters]:
     """Each row's greedy tokens from an engine with too few blocks: chunks, shared prefixes, both ways of leaving."""
     block_bytes = sum(layer.block_bytes(BLOCK, model.place.dtype) for layer in model.kv_layers.values())
+    num_host_slots = NUM_HOST_SLOTS[model.state_bytes > 0]
     options = RunnerOptions(
-        block_size=BLOCK, kv_cache_memory=NUM_BLOCKS * block_bytes, swap_space=NUM_HOST_SLOTS * block_bytes
+        block_size=BLOCK,
+        max_num_seqs=NUM_SEQS,
+        kv_cache_memory=NUM_BLOCKS * block_bytes + NUM_SEQS * model.state_bytes,
+        swap_space=num_host_slots * block_bytes,
     )
     runner = TorchRunner.lay_out(model, options, eos_token_ids=())
-    _poison(runner._cache)
+    poison(runner._cache)
     config = SchedulerConfig(
         num_blocks=NUM_BLOCKS,
-        num_host_slots=NUM_HOST_SLOTS,
+        num_host_slots=num_host_slots,
         block_size=BLOCK,
         block_bytes=block_bytes,
-        max_num_seqs=6,
+        max_num_seqs=NUM_SEQS,
         max_num_batched_tokens=19,
         eos_token_ids=frozenset(),
         preemption="swap",
+        num_state_slots=runner.num_state_slots,
     )
     engine = Engine(config, runner, decode=lambda ids: "")
     for row, ids in enumerate(rows):
@@ -148,10 +163,13 @@ def run_engine(model: Model, rows: list[list[int]]) -> tuple[list[list[int]], Co
     return [outputs[row] for row in range(len(rows))], engine.statistics().counters
 
 
-def _poison(cache: KVCache) -> None:
+def poison(cache: KVCache) -> None:
     for pool in cache.pools.values():
         pool.keys.fill_(torch.nan)
         pool.values.fill_(torch.nan)
+    if cache.states is not None:
+        for states in cache.states.states.values():
+            states.fill_(torch.nan)
 
 
 def _is_fused(module: Any) -> bool:

@@ -30,7 +30,7 @@ def shown(recorder: Recorder) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any
     work = Work((3,), (3,), torch.zeros(1, 1, dtype=torch.int32), 4)
     tokens = torch.arange(3)
     cache = KVCache(1, 4, recorder, torch.empty(0))
-    batch = ForwardBatch(tokens[None], tokens[None], tokens, nothing, nothing, nothing, nothing, work)
+    batch = ForwardBatch(tokens[None], tokens[None], tokens, nothing, nothing, nothing, nothing, nothing, work)
     cache.begin(batch, recorder.plan(work))
     added: dict[str, Any] = {}
     return *cache.update(torch.ones(1, 1, 3, 8), torch.ones(1, 1, 3, 8), layer_idx=0, kwargs=added), added

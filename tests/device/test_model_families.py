@@ -9,22 +9,25 @@ from batchrun.engine.model import Model
 from batchrun.errors import ModelUnavailable
 from batchrun_kernels import Mask, native
 from batchrun_kernels.cpu import GatherAttention
-from tests.device.family_matrix import SHARED, logits_alone, logits_over_blocks, make_prompts, measure
+from tests.device.family_matrix import logits_alone, logits_over_blocks, make_prompts, measure, num_shared
 from tests.device.tiny_families import FAMILIES, REFUSED, WIDE, make_model, make_refused
 
 # float32 sums in another order through two layers; logits reach 20, and 7.9e-5 (Qwen2) is the worst measured.
 ATOL = 1e-4
+# Its own code in float32 is 1.9e-4 from itself in float64, for these prompts.
+LOOSE = {"qwen3_next": 3e-4}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_an_engines_tokens_equal_eagers(family: str) -> None:
     """With the C kernels where there are any; an engine with too few blocks cuts, shares, swaps and computes again."""
     served = measure(family, **WIDE)
-    assert served.error < ATOL
+    assert served.error < LOOSE.get(family, ATOL)
     assert served.greedy_rows == served.num_rows
     assert served.attention == ("torch" if native.find() is None else "c")
     counters = served.counters
-    assert min(counters.cached_tokens, counters.swap_preemptions, counters.recompute_preemptions) > 0
+    assert min(counters.swap_preemptions, counters.recompute_preemptions) > 0
+    assert (counters.cached_tokens > 0) == (not served.has_states)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -43,11 +46,11 @@ def compare(family: str, attention: str) -> None:
     prompts = make_prompts()
     module = make_model(family)
     expected = logits_alone(module, prompts)
-    expected[1] = expected[1][SHARED:]
     model = Model.adopt(module)
+    expected[1] = expected[1][num_shared(model) :]
     assert model.attention.name == attention
     for ours, theirs in zip(logits_over_blocks(model, prompts), expected, strict=True):
-        assert float((ours - theirs).abs().max()) < ATOL
+        assert float((ours - theirs).abs().max()) < LOOSE.get(family, ATOL)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt_oss"])

@@ -56,6 +56,16 @@ _LATENT = {
     "v_head_dim": 8,
 }
 
+_DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+# As many channels as twice the width, at 24.
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 8}
+
 # model_type: what differs from _COMMON. Run exactly.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -118,7 +128,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "jais2": {},
     "jetmoe": {"num_local_experts": 3, "kv_channels": 8},
     "laguna": {**_EXPERTS, "shared_expert_intermediate_size": 20},
-    "lfm2": {"layer_types": ["full_attention", "full_attention"]},
+    "lfm2": {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "qwen3_next": {**_EXPERTS, **_DELTA, "shared_expert_intermediate_size": 20},
+    "qwen3_5_text": _DELTA,
+    "olmo_hybrid": {**_DELTA, "linear_num_key_heads": 4},
+    "bamba": {**_MAMBA2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        **_LOCAL_EXPERTS,
+        **_MAMBA2,
+        "layer_types": ["mamba", "attention"],
+        "shared_intermediate_size": 20,
+    },
+    "lfm2_moe": {
+        **_EXPERTS,
+        "num_dense_layers": 1,
+        "num_hidden_layers": 3,
+        "conv_L_cache": 4,
+        "conv_bias": True,
+        "layer_types": ["conv", "conv", "full_attention"],
+    },
     "llama4_text": {
         "num_local_experts": 2,
         "num_experts_per_tok": 1,
@@ -153,6 +181,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 _OWN = "computes attention in its own code"
+_LINEAR = "has layers of type linear_attention"
 # model_type: (what differs from _COMMON, why it is refused).
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({}, _OWN),
@@ -173,9 +202,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**_LATENT, **_ROUTED, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 8},
         "has layers of type indexed_attention",
     ),
-    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "has layers of type conv"),
-    "mamba": ({"state_size": 4}, "has layers of type linear_attention"),
-    "recurrent_gemma": ({}, "has layers of type linear_attention"),
+    "mamba": ({"state_size": 4}, _LINEAR),
+    "mamba2": ({"num_heads": 6, "head_dim": 8, "state_size": 4, "n_groups": 1}, "has no layers that attend"),
+    "falcon_mamba": ({"state_size": 4}, _LINEAR),
+    "jamba": ({}, _LINEAR),
+    "falcon_h1": ({}, "has layers of type hybrid"),
+    "nemotron_h": ({}, "has layers of type mlp, moe"),
+    "kimi_linear": ({}, "has no layers that attend"),
+    "minimax": ({}, _LINEAR),
+    "recurrent_gemma": ({}, _LINEAR),
+    "xlstm": ({"num_heads": 6}, "cannot be run over blocks"),
 }
 
 

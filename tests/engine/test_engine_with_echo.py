@@ -44,7 +44,10 @@ def make_engine(num_blocks: int, **options) -> Engine:
     block_size = options.pop("block_size", 4)
     num_host_slots = options.pop("num_host_slots", 0)
     mean_output_len, overlaps = options.pop("mean_output_len", MEAN_OUTPUT_LEN), options.pop("overlaps", False)
-    runner = EchoRunner(num_blocks, block_size, num_host_slots, mean_output_len, overlaps=overlaps)
+    num_states = options.get("num_state_slots", 0)
+    runner = EchoRunner(
+        num_blocks, block_size, num_host_slots, mean_output_len, overlaps=overlaps, num_state_slots=num_states
+    )
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "eos_token_ids": frozenset({EOS_TOKEN_ID})} | options
     if overlaps:
         settings["num_free_tokens"] = 0
@@ -94,7 +97,7 @@ class OftenRight(PromptLookup):
         return np.array(guess[len(tokens) :], dtype=np.int32)
 
 
-def random_job(seed: int, schedule: Schedule | None = None) -> Counters:
+def random_job(seed: int, schedule: Schedule | None = None, *, has_states: bool = False) -> Counters:
     """One random job against the oracle, under a random schedule when none is given; its counters."""
     rng = random.Random(seed)
     prompts = random_prompts(rng, rng.randint(1, 24), vocab=rng.choice([4, 6, 200]))
@@ -120,6 +123,7 @@ def random_job(seed: int, schedule: Schedule | None = None) -> Counters:
         shares_prefixes=rng.random() < 0.85,
         overlaps=rng.random() < 0.5,
         num_free_tokens=rng.choice([0, 2, 16, 100]),
+        num_state_slots=rng.choice([1, 3, 4, 32]) if has_states else 0,
     )
     engine.scheduler.speculation.lookup = partial(OftenRight, seed, mean_output_len)
     done = run(engine, requests, forgets=rng.random() < 0.3)
@@ -145,6 +149,15 @@ def test_random_jobs_answer_like_the_model_alone(block_of_seeds):
     assert sum(counter.swapped_bytes for counter in counters) > 0
     num_accepted = sum(counter.accepted_tokens for counter in counters)
     assert sum(counter.drafted_tokens for counter in counters) > num_accepted > 0
+
+
+def test_a_model_with_states_answers_the_same_whoever_had_the_slot_before():
+    """Rows begin in slots that others left, cut their prompts, leave for the host and begin again; no more have a state
+    than there are slots, and nothing is shared or guessed."""
+    counters = [random_job(seed, has_states=True) for seed in range(500)]
+    assert sum(counter.recompute_preemptions for counter in counters) > 0
+    assert sum(counter.swap_preemptions for counter in counters) > 0
+    assert sum(counter.cached_tokens + counter.drafted_tokens for counter in counters) == 0
 
 
 @pytest.mark.parametrize("schedule", get_args(Schedule))

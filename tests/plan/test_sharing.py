@@ -1,7 +1,10 @@
 """When rows share prefixes, and what is said when they do not."""
 
+from dataclasses import replace
+
 import pytest
 
+from batchrun.job import PrefixCaching
 from batchrun.plan.plan import PlanSummary
 from batchrun.plan.sharing import Sharing, decide
 
@@ -27,6 +30,12 @@ def test_auto_shares_what_is_half_a_percent_of_the_prompts() -> None:
         False,
         "only 499 of 100,000 prompt tokens are shared, less than 0.5%; --prefix-caching on shares them all the same",
     )
+
+
+@pytest.mark.parametrize("mode", ["auto", "on", "off"])
+def test_states_are_not_shared_whatever_the_job_says(mode: PrefixCaching) -> None:
+    sharing = decide(mode, replace(summary(100_000, 90_000), has_states=True))
+    assert sharing == Sharing(False, "the model keeps states, which belong to whole prefixes and not to blocks of them")
 
 
 def test_no_prompts_need_no_reason() -> None:
