@@ -12,9 +12,10 @@ from batchrun.store.layout import Layout, read_json
 
 
 def add(at: Layout, rows: Iterable[int], tmp: Path) -> None:
-    """One more process was given up while these ran; written through a file in `tmp`. Raises StorageFailed."""
+    """One more process was given up while these ran, each of them perhaps as several sequences; written through a file
+    in `tmp`. Raises StorageFailed."""
     counts = load(at)
-    for row in rows:
+    for row in {*rows}:
         counts[row] = counts.get(row, 0) + 1
     with storage_errors(at.suspects):
         write_file(at.suspects, json.dumps(counts).encode(), tmp)
