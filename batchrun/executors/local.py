@@ -108,7 +108,7 @@ def configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...], *, share
         num_host_slots=runner.num_host_slots,
         block_size=runner.block_size,
         block_bytes=runner.block_bytes,
-        max_num_seqs=max(job.max_num_seqs or limits.max_num_seqs, job.num_beams),
+        max_num_seqs=job.max_num_seqs or limits.max_num_seqs,
         max_num_batched_tokens=job.max_num_batched_tokens or limits.max_num_batched_tokens,
         eos_token_ids=frozenset(eos_token_ids),
         schedule=job.schedule,

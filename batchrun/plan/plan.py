@@ -44,6 +44,7 @@ class PlanSummary:
     sample_row: int | None
     task: str = "generate"
     asked_tokens: int = 0  # whose probability is wanted
+    num_beams: int = 1
 
     @property
     def num_errors(self) -> int:

@@ -180,6 +180,7 @@ class _Planner:
             peak_kv_bytes=self._peak.tokens * self._kv_bytes_per_token,
             prompt_source=self._renderer.label,
             task=self._job.task,
+            num_beams=self._job.num_beams,
         )
         return Plan(self._folder, summary, tuple(units))
 

@@ -9,11 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batchrun import planning
 from batchrun import retry as retrying
+from batchrun.cli_report import plan_text
 from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.request import BeamSearch, SamplingParams
 from batchrun.errors import AnswersDiffer, JobMismatch, UsageError
 from batchrun.plan.plan import load_plan
+from batchrun.plan.sharing import decide
 from batchrun.stop import StopRequest
 from batchrun.store.layout import Layout
 from batchrun.tokenizer import EchoTokenizer
@@ -88,6 +91,16 @@ def test_a_row_whose_beams_do_not_fit_the_pool_fails_by_itself(echo_job) -> None
         "message": "row 1: its 3 beams may need KV for 1,012 tokens, but the pool holds 1,000; raise "
         "--kv-cache-memory, or lower --max-tokens or --num-beams",
     }
+
+
+def test_a_plan_counts_the_blocks_of_all_beams_and_foretells_no_time(echo_job) -> None:
+    job = echo_job(1)
+    plan = planning.plan(job.job(**BEAMS, block_size=4), ignore, StopRequest())
+    summary = plan.summary
+    whole, shared = -(-summary.longest_len // 4), summary.longest_prompt // 4
+    assert summary.peak_kv_bytes == 4 * summary.kv_bytes_per_token * (shared + 3 * (whole - shared))
+    assert planning.estimate(job.job(**BEAMS), plan) is None
+    assert "batchrun tune" not in plan_text(plan, None, decide("on", summary))
 
 
 def test_beams_of_an_unfinished_row_start_again(echo_job) -> None:
