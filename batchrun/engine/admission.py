@@ -134,11 +134,8 @@ class Admission:
         is_prefilling = any(step.rest(sequence) > 1 for sequence in self._running)
         is_whole = step.is_empty or not terms.is_whole  # else the step may have been too full, not the pool
         if self._num_started == num_before and is_whole and not is_prefilling and self.num_waiting:
-            self._blocked_room = (
-                self._blocks.room - step.reserved
-                if self._may_enter((self._long or self._waiting)[0].request, step, terms)
-                else None
-            )
+            first = (self._long or self._waiting)[0].request
+            self._blocked_room = self._blocks.room - step.reserved if self._may_enter(first, step, terms) else None
 
     def _readmit(self, step: NextStep, terms: Terms) -> bool:
         """Lets sequences back in that had to leave, in the order of their arrival; whether none is left outside."""
@@ -280,6 +277,8 @@ class Admission:
         """Blocks that the sequence, and those forked from it, are expected to ask for until their end."""
         end = self._expected_len(sequence)
         lacking = max(0, self._blocks.lacking(sequence, end))
+        if not sequence.num_forks:
+            return lacking
         return lacking + self._blocks.blocks_of_forks(sequence.prompt_len, end, sequence.num_forks)
 
     def _expected_len(self, sequence: Sequence) -> int:

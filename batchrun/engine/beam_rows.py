@@ -4,10 +4,12 @@ A beam is a sequence like any other. A round of its row ends when each of the ro
 said what may follow; a fork then shares its parent's blocks. A row that has to leave leaves whole, with one of its
 beams to stand for it: when that one is computed again, the others are forked from it where they differ.
 
-Why every search ends: of the rows that run, the oldest is never made to leave, and gets its blocks before others do,
-from them if need be; alone it fits the pool with all its beams at their longest (`Scheduler.add`). So its round ends
-sooner or later, whoever else comes and goes; and a round that has ended is not lost when a row leaves, since beams keep
-their tokens. Other rows lose what a round has said so far, and hear it again.
+Why every search ends: a row has to leave only for an older one, and what it then loses is what was computed, never a
+round that has ended, since beams keep their tokens. So the oldest row that runs loses nothing; it takes blocks from all
+others, and alone it fits the pool with all its beams at their longest (`Scheduler.add`). Whenever its turn comes in a
+step it gets nearer to the end of its round; and rows that a policy serves before it have only so much to compute until
+they have found a token themselves, the oldest of them first. So rounds end, whatever was expected of them, and each
+row has only so many.
 """
 
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ class NextStep:
         """Gives the sequence up to `limit` tokens of this step, what it has got so far included, as far as there are
         blocks for them."""
         end = self.end_of(sequence, limit)
-        if end > sequence.num_computed:
+        if sequence.request.beams is not None and end > sequence.num_computed:
             self.copy(self._blocks.part(sequence))
         end = self._blocks.grow(sequence, end)
         count = end - sequence.num_computed

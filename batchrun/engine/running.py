@@ -68,15 +68,21 @@ class Running:
         if sequence in step.preempted or sequence.is_full:
             return
         if self._blocks.lacking(sequence, step.end_of(sequence, limit)) > self._blocks.room:
-            self._preempt_one(step)
+            self._preempt_one(sequence, step)
         if sequence not in step.preempted:
             step.extend(sequence, limit)
 
-    def _preempt_one(self, step: NextStep) -> None:
-        """Makes one row leave, at most one a step and never the oldest: that one goes on whatever else happens."""
+    def _preempt_one(self, sequence: Sequence, step: NextStep) -> None:
+        """Makes one row leave for a sequence without room: at most one a step, never the oldest, and with beams only
+        one that is younger than its own."""
         if step.preempted:
             return
-        rows = {row[0]: row for row in self.rows[1:] if not any(one in step.counts or one.is_full for one in row)}
+        oldest = 0 if sequence.request.beams is None else sequence.arrival + 1
+        rows = {
+            row[0]: row
+            for row in self.rows[1:]
+            if row[0].arrival >= oldest and not any(one in step.counts or one.is_full for one in row)
+        }
         victim = choose_victim((first, self._blocks.num_own(row)) for first, row in rows.items())
         if victim is not None:
             self._preempt(rows[victim], step)

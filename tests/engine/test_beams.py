@@ -165,7 +165,7 @@ def test_what_a_fork_says_costs_no_second_look_at_its_prompt() -> None:
 
 def test_the_oldest_row_keeps_its_beams_when_room_is_short() -> None:
     """The pool holds the beams of one row at their longest; others enter beside it, and have to leave."""
-    _, requests = long_rows(5, num_beams=4)
+    _, requests = long_rows(5, num_beams=4, max_tokens=60)
     engine = make_engine(fewest_blocks(requests[0], 4), block_size=4, max_num_seqs=20, max_num_batched_tokens=64)
     engine.scheduler.lengths.expected = lambda sampling, output_len: 0
     for request in requests:
