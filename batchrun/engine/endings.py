@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from batchrun.engine.repetition import repeats_itself
 from batchrun.engine.request import FinishReason
 from batchrun.engine.sequence import Sequence
+from batchrun.errors import RowError
 
 FindStop = Callable[[Sequence], str | None]
 
@@ -35,6 +36,12 @@ def ending_of(sequence: Sequence, token: int, find_stop: FindStop, eos_token_ids
     if output_len >= sampling.min_tokens and _repeats(sequence):
         return Ending("repetition")
     return Ending("length") if output_len >= sampling.max_tokens else None
+
+
+def failure_of(sequence: Sequence) -> RowError | None:
+    """Why the sequence's grammar cannot say what comes next; None when it can, or there is none."""
+    failure = sequence.matcher.failure if sequence.matcher is not None else None
+    return None if failure is None else RowError("schema_unsupported", failure)
 
 
 def _repeats(sequence: Sequence) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from batchrun.engine.admission import Admission
 from batchrun.engine.beam_rows import BeamRows
 from batchrun.engine.block_manager import BlockManager
-from batchrun.engine.endings import Ending, FindStop, ending_of
+from batchrun.engine.endings import Ending, FindStop, ending_of, failure_of
 from batchrun.engine.lane import Lane
 from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.next_step import NextStep
@@ -164,14 +164,14 @@ class Scheduler:
         sequence, completion, num_right = item.sequence, None, 0
         for token, logprob in chosen:
             if token == NO_TOKEN:
-                completion = self._finish(sequence, _ERROR, _failure(sequence) or _NOT_FINITE)
+                completion = self._finish(sequence, _ERROR, failure_of(sequence) or _NOT_FINITE)
                 break
             is_guessed = sequence.is_guessed(token)
             sequence.resolve(token)
             if logprob is not None:
                 sequence.logprobs.append(logprob)
             self.counters.output_tokens += 1
-            if (failure := _failure(sequence)) is not None:
+            if (failure := failure_of(sequence)) is not None:
                 completion = self._finish(sequence, _ERROR, failure)
                 break
             ending = ending_of(sequence, token, find_stop, self.config.eos_token_ids)
@@ -296,9 +296,3 @@ class Scheduler:
             assert arrivals == sorted(arrivals), "not ordered by arrival"
             rows = {(sequence.arrival, sequence.request.key) for sequence in sequences}
             assert len(rows) == len(set(arrivals)), "rows that arrived at once"
-
-
-def _failure(sequence: Sequence) -> RowError | None:
-    """Why the sequence's grammar cannot say what comes next; None when it can, or there is none."""
-    failure = sequence.matcher.failure if sequence.matcher is not None else None
-    return None if failure is None else RowError("schema_unsupported", failure)

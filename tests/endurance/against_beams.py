@@ -3,8 +3,9 @@
     python -m tests.endurance.against_beams [--rows 20] [--max-tokens 16] [--beams 2 --beams 4]
 
 on the example's reviews, with the embedded model. *Shared* are the blocks in use at most, over all steps; *unshared*
-those that the same beams would use if each had all of its blocks for itself. A row that differs is printed with the
-distance between the scores of the two texts. Exit status 1: one differs by more than a float tie, or nothing is shared.
+those that the same beams would use if each had all of its blocks for itself. Rows share nothing with each other
+meanwhile. A row that differs is printed with the distance between the scores of the two texts. Exit status 1: one
+differs by more than a float tie, or nothing is shared.
 """
 
 import sys
@@ -85,16 +86,16 @@ def prompts(tokenizer: Tokenizer, num_rows: int) -> list[Ids]:
     return sorted(ids.tolist() for ids in tokenizer.encode(texts, add_special_tokens=True))
 
 
-def search(rows: list[Ids], max_tokens: int, **options: Any) -> Found:
+def search(rows: list[Ids], max_tokens: int, *, shares_prefixes: bool = True, **options: Any) -> Found:
     """What a job's engine and task find for these prompts."""
     with tempfile.TemporaryDirectory() as folder:
         given = {"inputs": (str(_REVIEWS),), "output": f"{folder}/out", "chat": "off", "max_tokens": max_tokens}
         job = Job.load({**given, **options})
     checkpoint = resolve(None, revision=None, cache=cache_folder(), trust_remote_code=False)
     tokenizer = load_tokenizer(checkpoint, tokenizer=None, chat_template=None, trust_remote_code=False)
-    task = make_task(job, tokenizer, checkpoint.spec, shares_prefixes=True)
+    task = make_task(job, tokenizer, checkpoint.spec, shares_prefixes=shares_prefixes)
     runner = local.build_runner(job, checkpoint)
-    config = local.configure(job, runner, checkpoint.spec.eos_token_ids, shares_prefixes=True)
+    config = local.configure(job, runner, checkpoint.spec.eos_token_ids, shares_prefixes=shares_prefixes)
     engine = Engine(config, runner, tokenizer.decode)
     for at, ids in enumerate(rows):
         row = PlannedRow(at, np.array(ids, np.int32), 0, len(ids), None, (), None)
@@ -127,7 +128,7 @@ def main(rows: int, max_tokens: int, beams: tuple[int, ...]) -> None:
     is_right = True
     click.echo("| beams | rows with transformers' text | blocks, shared | unshared |\n|---|---|---|---|")
     for num_beams in beams:
-        found = search(asked, max_tokens, num_beams=num_beams)
+        found = search(asked, max_tokens, shares_prefixes=False, num_beams=num_beams)
         margins = []
         for at, (prompt, ours) in enumerate(zip(asked, found.texts, strict=True)):
             theirs = plain.search(prompt, max_tokens, num_beams=num_beams)
