@@ -30,7 +30,7 @@ def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> 
         ("prefixes", _prefixes(summary, sharing)),
         _wanted(summary),
         ("KV", _kv(summary)),
-        *([("time", _time(estimate))] if summary.task == "generate" else []),
+        *([("time", _time(estimate))] if summary.task == "generate" and summary.num_beams == 1 else []),
         ("units", one_line(f"{len(plan.units):,} in {plan.folder}")),
         ("sample", _sample(summary)),
     ]

@@ -19,6 +19,7 @@ from batchrun.errors import UsageError
 from batchrun.option_types import (
     ChoiceNormalise,
     Deadline,
+    EarlyStopping,
     JsonSchema,
     LogitBias,
     Names,
@@ -37,6 +38,7 @@ _ANSWER_FIELDS = (
     "tokenizer", "dtype", "chat_template", "prompt_col", "messages_col", "template", "system", "chat", "id_col",
     "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization",
     "kv_cache_dtype", "deterministic", "partition_by", "order", "n", "logprobs", "reasoning_start", "reasoning_end",
+    "num_beams", "length_penalty", "early_stopping",
     "task", "target_col", "choice", "choices_col", "choice_normalise", "pooling", "embedding_norm",
 )  # fmt: skip
 # Of these, what makes the prompts and the result's shape: jobs that differ in nothing else give equal prompts equal
@@ -138,6 +140,23 @@ class Job(BaseModel):
         "Sampling", None, "What reasoning ends with, e.g. </think>: it gets a column, and stops are for the answer."
     )
     n: int = option("Sampling", 1, "Samples for each row; above 1 with a column sample_idx.", ge=1, le=10_000)
+    num_beams: int = option(
+        "Sampling",
+        1,
+        "Search for the likeliest text with so many beams, as transformers does; 1: no search.",
+        ge=1,
+        le=64,
+    )
+    length_penalty: float = option(
+        "Sampling",
+        1.0,
+        "Of beams: the power of its length that a text's log-probability is divided by; above 0: longer texts.",
+    )
+    early_stopping: EarlyStopping = option(
+        "Sampling",
+        "false",
+        "Of beams: end with as many texts (true), when no better one is likely (false), or when none can be (never).",
+    )
     logprobs: int | None = option(
         "Sampling", None, "Columns logprob and logprobs, with so many of the likeliest tokens.", "K", ge=0, le=20
     )
@@ -306,6 +325,7 @@ class Job(BaseModel):
         if self.reuse is not None and self.reuse == self.output:
             raise ValueError(f"--reuse {self.reuse} is the output itself; give the output of an earlier job")
         self._check_task()
+        self._check_beams()
         if self.preemption == "swap" and self.swap_space == 0:
             raise ValueError("--preemption swap needs room to swap to: raise --swap-space above 0")
         return self
@@ -314,7 +334,8 @@ class Job(BaseModel):
         """Raises ValueError: options of another task, or one too few."""
         owners = {"target_col": "score", "choice": "choose", "choices_col": "choose", "choice_normalise": "choose",
                   "pooling": "embed", "embedding_norm": "embed", "params_col": "generate", "n": "generate",
-                  "logprobs": "generate", "reasoning_start": "generate", "reasoning_end": "generate"}  # fmt: skip
+                  "num_beams": "generate", "logprobs": "generate", "reasoning_start": "generate",
+                  "reasoning_end": "generate"}  # fmt: skip
         owners |= {field.name: "generate" for field in fields(SamplingParams)}
         for name, owner in owners.items():
             if owner != self.task and getattr(self, name) != type(self).model_fields[name].default:
@@ -329,6 +350,18 @@ class Job(BaseModel):
             raise ValueError(f"--on-overlong truncate-right would cut what --task {self.task} continues; cut left")
         if self.deterministic and self.task == "embed" and self.pooling == "mean":
             raise ValueError("--pooling mean adds up what steps give it, so it cannot go with --deterministic")
+
+    def _check_beams(self) -> None:
+        """Raises ValueError: options without a search that are for one, or that a search cannot heed."""
+        names = (*self.sampling.unheeded_by_beams, "n", "logprobs", "reasoning_end")
+        wrong = "cannot go with --num-beams, which finds the likeliest text"
+        if self.num_beams == 1:
+            names, wrong = ("length_penalty", "early_stopping"), "is for --num-beams above 1"
+        for name in names:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"--{name.replace('_', '-')} {wrong}; leave one of them out")
+        if self.max_num_seqs is not None and self.max_num_seqs < self.num_beams:
+            raise ValueError(f"--max-num-seqs {self.max_num_seqs} has no room for {self.num_beams} beams; raise it")
 
 
 def from_outside(name: str, setting: Setting) -> object:

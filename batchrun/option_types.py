@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
+from batchrun.engine.request import EarlyStoppingName
+
 _DURATION = TypeAdapter(timedelta)
 
 
@@ -55,6 +57,11 @@ def _rate(value: object) -> object:
 
 def _one_or_more(value: object) -> object:
     return (value,) if isinstance(value, str | int) else value
+
+
+def _name_of_truth(value: object) -> object:
+    """True and False, as Python and TOML have them, → their names."""
+    return str(value).lower() if isinstance(value, bool | str) else value
 
 
 def _none_if_empty(value: object) -> object:
@@ -114,6 +121,7 @@ TaskName = Literal["generate", "score", "choose", "embed"]
 ChoiceNormalise = Literal["none", "tokens", "bytes"]
 NonemptyText = Annotated[str | None, BeforeValidator(_none_if_empty)]
 JsonSchema = Annotated[str | None, BeforeValidator(_json_schema)]
+EarlyStopping = Annotated[EarlyStoppingName, BeforeValidator(_name_of_truth)]
 PrefixCaching = Literal["auto", "on", "off"]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]

@@ -48,13 +48,13 @@ def plan(job: Job, observe: Observe, stop: StopRequest) -> Plan:
 
 def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
     """What the plan will take to run, by what `tune` measured; None where it has not measured this model here, and
-    of tasks that generate nothing.
+    of tasks that generate nothing, or search with beams.
 
     Kept beside the plan, for the report to hold against what came. Raises StorageFailed when it cannot be.
     """
     spec = find_model(job).spec
     profile = find(cache_folder(), job, spec)
-    if profile is None or job.task != "generate":
+    if profile is None or job.task != "generate" or job.num_beams > 1:
         return None
     estimated = simulation.estimate(job, plan, profile)
     with storage_errors(plan.folder):

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.engine.engine import Engine
-from batchrun.engine.request import Completion
+from batchrun.engine.request import Completion, Request
 from batchrun.errors import BatchrunError, DataError, EngineFailed, RowError
 from batchrun.observe.events import Committed, Observe, RunProgress
 from batchrun.plan.plan import Plan, Unit, read_unit
@@ -165,6 +165,8 @@ class Worker:
                 return False
             unit, row = following
             error = row.error or self._verdict(row) or self._task.refusal(row)
+            requests = () if error else self._task.requests(row, self._partial.get(row.row_idx, ()))
+            error = error or self._overflow(row, requests)
             if error is not None:
                 self._finished[unit].append((row, (failed(row, error),)))
                 self._tally.num_failed += row.num_answered
@@ -173,7 +175,6 @@ class Worker:
             if row.row_idx in self._suspects and self._engine.has_work:
                 self._next = following
                 return True
-            requests = self._task.requests(row, self._partial.get(row.row_idx, ()))
             self._rows[row.row_idx] = _Open(unit, row, len(requests), [])
             for request in requests:
                 self._engine.add(request)
@@ -186,6 +187,17 @@ class Worker:
         if self._suspects.get(row.row_idx, 0) < _MOST_GIVEN_UP:
             return None
         return RowError("engine_error", f"{_MOST_GIVEN_UP} processes of the job ended while this row ran")
+
+    def _overflow(self, row: PlannedRow, requests: Iterable[Request]) -> RowError | None:
+        """Of a row whose beams the pool may come to have no room for; a single sequence always fits."""
+        most, capacity = max(map(self._engine.most_tokens, requests), default=0), self._engine.capacity
+        if most <= capacity:
+            return None
+        return RowError(
+            "overlong_prompt",
+            f"row {row.row_idx}: its {self._task.num_beams} beams may need KV for {most:,} tokens, but the pool holds "
+            f"{capacity:,}; raise --kv-cache-memory, or lower --max-tokens or --num-beams",
+        )
 
     def _check_failures(self, plan: Plan) -> None:
         tally, most = self._tally, self._pace.abort_after
@@ -289,7 +301,7 @@ class Worker:
         statistics = self._engine.statistics()
         counters, summary, tally = statistics.counters, plan.summary, self._tally
         work = summary.unique_prompt_tokens + round(
-            summary.num_unique * self._engine.mean_output_len(self._task.sampling)
+            summary.num_unique * self._task.num_beams * self._engine.mean_output_len(self._task.sampling)
         )
         if tally.num_done == summary.num_rows:
             # The end is known: what was expected of outputs no longer matters.

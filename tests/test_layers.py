@@ -20,10 +20,10 @@ ROOMS = {
         "stop outcome watchdog"
     ),
     "engine core": (
-        "engine.admission engine.allowed engine.blocks engine.block_manager engine.echo engine.isolation engine.lane "
-        "engine.lengths engine.next_step engine.policies engine.preemption engine.radix engine.repetition "
-        "engine.running engine.scheduler engine.sequence engine.speculation engine.step engine.step_time "
-        "engine.stopwatch"
+        "engine.admission engine.allowed engine.beam_rows engine.beams engine.blocks engine.block_manager "
+        "engine.echo engine.endings engine.isolation engine.lane engine.lengths engine.next_step engine.policies "
+        "engine.preemption engine.radix engine.repetition engine.running engine.scheduler engine.sequence "
+        "engine.speculation engine.step engine.step_time engine.stopwatch"
     ),
     "model files": "checkpoint conversion digest grammars quiet tokenizer",
     "job side": "filesystem plan store tasks observe report frames reuse",

@@ -117,8 +117,9 @@ class Admission:
 
     def admit(self, step: NextStep, terms: Terms) -> None:
         """Lets preempted sequences and then waiting rows in, unless somebody had to leave in this step."""
-        if step.preempted is not None:
+        if step.preempted:
             return
+        step.places = self._max_num_seqs - sum(1 + sequence.num_forks for sequence in self._running)
         step.reserved = sum(self._still_needed(sequence) for sequence in self._running)
         if self._blocked_room is not None and self._blocks.room - step.reserved <= self._blocked_room:
             return
@@ -133,11 +134,12 @@ class Admission:
         is_prefilling = any(step.rest(sequence) > 1 for sequence in self._running)
         is_whole = step.is_empty or not terms.is_whole  # else the step may have been too full, not the pool
         if self._num_started == num_before and is_whole and not is_prefilling and self.num_waiting:
-            self._blocked_room = self._blocks.room - step.reserved if self._may_enter(step, terms) else None
+            first = (self._long or self._waiting)[0].request
+            self._blocked_room = self._blocks.room - step.reserved if self._may_enter(first, step, terms) else None
 
     def _readmit(self, step: NextStep, terms: Terms) -> bool:
         """Lets sequences back in that had to leave, in the order of their arrival; whether none is left outside."""
-        while self.preempted and self._may_enter(step, terms):
+        while self.preempted and self._may_enter(self.preempted[0].request, step, terms):
             prefix = self._place_again(self.preempted[0], step, terms)
             if not isinstance(prefix, Prefix):
                 return False
@@ -146,7 +148,7 @@ class Admission:
 
     def _admit_long(self, step: NextStep, terms: Terms) -> bool:
         """Lets the next long rows into the lane when it is free; whether the first one lacks only room."""
-        while self._long and self._may_enter(step, terms):
+        while self._long and self._may_enter(self._long[0].request, step, terms):
             prefix = self._place(self._long[0].request, step, terms)
             if not isinstance(prefix, Prefix):
                 return prefix is _Refusal.ROOM
@@ -158,7 +160,7 @@ class Admission:
     def _admit_waiting(self, step: NextStep, terms: Terms) -> int:
         """Admits in plan order, looking a bounded number of rows past one that does not fit; how many entered."""
         at, num_before = 0, self._num_started
-        while at < len(self._waiting) and self._may_enter(step, terms):
+        while at < len(self._waiting) and self._may_enter(self._waiting[at].request, step, terms):
             row = self._waiting[at]
             prefix = self._place(row.request, step, terms)
             if isinstance(prefix, Prefix):
@@ -184,8 +186,8 @@ class Admission:
         self._counters.prompt_tokens += sequence.prompt_len
         return sequence
 
-    def _may_enter(self, step: NextStep, terms: Terms) -> bool:
-        return (step.budget > 0 or terms.fills_batch) and len(self._running) < self._max_num_seqs
+    def _may_enter(self, request: Request, step: NextStep, terms: Terms) -> bool:
+        return (step.budget > 0 or terms.fills_batch) and request.num_sequences <= step.places
 
     def _place(self, request: Request, step: NextStep, terms: Terms) -> Prefix | _Refusal:
         """The prefix that a waiting row would start from, or why it does not enter now."""
@@ -195,24 +197,27 @@ class Admission:
         num_new = len(tokens) - prefix.num_tokens(self._blocks.block_size)
         if terms.lane.is_long(num_new) and any(terms.lane.is_long(step.rest(other)) for other in self._running):
             return _Refusal.LANE
-        expected_len = len(request.token_ids) + self._lengths.expected(request.sampling, len(request.output_ids))
-        return self._checked(prefix, shareable, num_new, expected_len, step, terms)
+        prompt_len = len(request.token_ids)
+        expected_len = prompt_len + self._lengths.expected(request.sampling, len(request.output_ids))
+        num_blocks = self._blocks.blocks_of_row(prompt_len, expected_len, request.num_sequences - 1)
+        return self._checked(prefix, shareable, num_new, num_blocks, step, terms)
 
     def _place_again(self, sequence: Sequence, step: NextStep, terms: Terms) -> Prefix | _Refusal:
         """The same for a sequence that had to leave; it has been in the lane already."""
+        num_blocks = self._blocks.blocks_of_row(sequence.prompt_len, self._expected_len(sequence), sequence.num_forks)
         if sequence.swapped is None:
             shareable = sequence.shareable
             prefix = self._prefix(shareable, step)
             num_new = sequence.num_tokens - prefix.num_tokens(self._blocks.block_size)
-            return self._checked(prefix, shareable, num_new, self._expected_len(sequence), step, terms)
+            return self._checked(prefix, shareable, num_new, num_blocks, step, terms)
         prefix = self._blocks.tree.match(sequence.tokens, sequence.swapped.num_computed)
-        has_room = self._has_room(prefix, self._expected_len(sequence), step)
-        return prefix if has_room else _Refusal.ROOM
+        return prefix if self._has_room(prefix, num_blocks, step) else _Refusal.ROOM
 
     def _checked(
-        self, prefix: Prefix, tokens: TokenIds, num_new: int, expected_len: int, step: NextStep, terms: Terms
+        self, prefix: Prefix, tokens: TokenIds, num_new: int, num_blocks: int, step: NextStep, terms: Terms
     ) -> Prefix | _Refusal:
-        """`prefix`, unless it is better to wait or there is no room. `num_new` tokens are to be computed behind it."""
+        """`prefix`, unless it is better to wait or there is no room. `num_new` tokens are to be computed behind it, and
+        `num_blocks` expected to be used in the end."""
         num_matched = prefix.num_tokens(self._blocks.block_size)
         if not self._blocks.has_state_slot:
             return _Refusal.ROOM
@@ -220,11 +225,11 @@ class Admission:
             return _Refusal.PREFIX
         if terms.is_whole and not step.is_empty and num_new > step.budget:
             return _Refusal.STEP
-        return prefix if self._has_room(prefix, expected_len, step) else _Refusal.ROOM
+        return prefix if self._has_room(prefix, num_blocks, step) else _Refusal.ROOM
 
-    def _has_room(self, prefix: Prefix, expected_len: int, step: NextStep) -> bool:
+    def _has_room(self, prefix: Prefix, num_blocks: int, step: NextStep) -> bool:
         """Whether the blocks that a row is expected to need beyond the prefix are nobody's; true when nobody runs."""
-        needed = self._blocks.blocks_for(expected_len) - self._blocks.held(prefix)
+        needed = num_blocks - self._blocks.held(prefix)
         return not self._running or needed <= self._blocks.room - step.reserved
 
     def _prefix(self, tokens: TokenIds, step: NextStep) -> Prefix:
@@ -266,12 +271,17 @@ class Admission:
             sequence.cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             self._counters.cached_tokens += sequence.cached_tokens
         self._running.add(sequence)
+        step.places -= 1 + sequence.num_forks
         step.extend(sequence, terms.lane.share(sequence.gap, step.budget))
         step.reserved += self._still_needed(sequence)
 
     def _still_needed(self, sequence: Sequence) -> int:
-        """Blocks the sequence is expected to ask for until its end."""
-        return max(0, self._blocks.lacking(sequence, self._expected_len(sequence)))
+        """Blocks that the sequence, and those forked from it, are expected to ask for until their end."""
+        end = self._expected_len(sequence)
+        lacking = max(0, self._blocks.lacking(sequence, end))
+        if not sequence.num_forks:
+            return lacking
+        return lacking + self._blocks.blocks_of_forks(sequence.prompt_len, end, sequence.num_forks)
 
     def _expected_len(self, sequence: Sequence) -> int:
         return sequence.prompt_len + self._lengths.expected(sequence.request.sampling, sequence.output_len)

@@ -3,10 +3,11 @@
 Every block enters and leaves a sequence's block table here. Knows nothing of budgets, order or who should run.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from batchrun.engine.blocks import BlockPool
-from batchrun.engine.radix import Prefix, RadixTree
+from batchrun.engine.radix import Prefix, RadixTree, common_len
 from batchrun.engine.sequence import Sequence, Swapped
 from batchrun.engine.step import SwapIn, SwapOut
 
@@ -61,7 +62,16 @@ class BlockManager:
 
     def lacking(self, sequence: Sequence, end: int) -> int:
         """Blocks the sequence needs besides its own to hold `end` tokens; negative when it has more."""
-        return self.blocks_for(end) - len(sequence.block_table)
+        has_to_part = end > sequence.num_computed and self._ends_in_common(sequence)
+        return self.blocks_for(end) - len(sequence.block_table) + has_to_part
+
+    def blocks_of_row(self, prompt_len: int, end: int, num_forks: int) -> int:
+        """Blocks that a sequence and its forks take at most when each has `end` tokens."""
+        return self.blocks_for(end) + self.blocks_of_forks(prompt_len, end, num_forks)
+
+    def blocks_of_forks(self, prompt_len: int, end: int, num_forks: int) -> int:
+        """Blocks that forks take at most besides those of their prompt, which they share."""
+        return num_forks * (self.blocks_for(end) - prompt_len // self.block_size)
 
     def held(self, prefix: Prefix) -> int:
         """Blocks of a prefix that sequences use already, so that one more user costs no room."""
@@ -94,6 +104,39 @@ class BlockManager:
         offsets = range(prefix.partial_len)
         return [(source * self.block_size + offset, block * self.block_size + offset) for offset in offsets]
 
+    def fork(self, parent: Sequence, fork: Sequence) -> None:
+        """Gives a sequence without blocks those of another one in which their tokens are the same: with the one in
+        which they begin to differ, until somebody writes there (see `part`)."""
+        end = min(common_len(fork.tokens, parent.tokens), parent.num_computed)
+        fork.block_table = parent.block_table[: self.blocks_for(end)]
+        self.tree.acquire(fork.block_table)
+        fork.num_computed = end
+        fork.node, fork.num_published = parent.node, min(parent.num_published, end // self.block_size)
+        while fork.node is not None and fork.node.end > end:
+            fork.node = fork.node.parent
+
+    def part(self, sequence: Sequence) -> list[tuple[int, int]]:
+        """Copies the block that the sequence is about to write to, where a fork has it too (copy on write).
+
+        Returns (source, destination) slots to be copied in this step; none when there is no room. The source stays the
+        others' of its row.
+        """
+        if not self._ends_in_common(sequence) or not self.room:
+            return []
+        source = sequence.block_table.pop()
+        block = self._allocate(sequence)
+        sequence.block_table.append(block)
+        self.tree.release([source])
+        offsets = range(sequence.num_computed % self.block_size)
+        return [(source * self.block_size + offset, block * self.block_size + offset) for offset in offsets]
+
+    def _ends_in_common(self, sequence: Sequence) -> bool:
+        """Whether the next token's place is in a block that a fork has as well."""
+        if sequence.request.beams is None or sequence.num_computed < sequence.prompt_len:
+            return False
+        at = sequence.num_computed // self.block_size
+        return at < len(sequence.block_table) and self.pool.ref_counts[sequence.block_table[at]] > 1
+
     def unpin(self) -> None:
         """The step is put together: whoever gets the copies' sources next writes to them in a later one."""
         for block in self._pinned:
@@ -102,6 +145,8 @@ class BlockManager:
 
     def grow(self, sequence: Sequence, end: int) -> int:
         """Gives the sequence blocks for `end` tokens as far as there is room; the tokens that it has room for now."""
+        if self._ends_in_common(sequence):
+            return sequence.num_computed
         for _ in range(min(self.lacking(sequence, end), self.room)):
             sequence.block_table.append(self._allocate(sequence))
         return min(end, len(sequence.block_table) * self.block_size)
@@ -140,6 +185,13 @@ class BlockManager:
         sequence.block_table = []
         sequence.node = None
         sequence.num_published = 0
+
+    def num_own(self, row: list[Sequence]) -> int:
+        """Blocks that nobody uses but these sequences, of one row; they would be free without them."""
+        if len(row) == 1:
+            return len(row[0].block_table) - self.num_shared(row[0])
+        uses = Counter(block for sequence in row for block in sequence.block_table)
+        return sum(self.pool.ref_counts[block] <= num + self.tree.holds(block) for block, num in uses.items())
 
     def num_shared(self, sequence: Sequence) -> int:
         """Leading blocks that other sequences use too."""

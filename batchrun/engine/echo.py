@@ -71,7 +71,7 @@ class EchoRunner:
         chosen = [(item.sequence, self._next(item, allowed.get(at))) for at, item in enumerate(batch.sampled)]
         self._sampled = dict(chosen)
         tokens = np.array([token for _, token in chosen], dtype=np.int32)
-        logprobs = tuple(_certain(token, sequence.request.num_logprobs) for sequence, token in chosen)
+        logprobs = tuple(self._logprob(item, token) for item, (_, token) in zip(batch.sampled, chosen, strict=True))
         readings = tuple(self._read(item) for item in batch.items) if batch.reads else ()
         swapped = batch.num_swapped * self.block_bytes
         return Ended(
@@ -98,6 +98,17 @@ class EchoRunner:
             return _chosen(self._digests[slot], self._mean_output_len, allowed)
         read = self._pool[item.sequence.block_table].reshape(-1)[: item.end]
         return choose(read, self._mean_output_len, allowed)
+
+    def _logprob(self, item: Item, token: int) -> TokenLogprob | None:
+        """This model has no doubts, except where beams ask for them."""
+        num = item.sequence.request.num_logprobs
+        if num is None:
+            return None
+        if item.sequence.request.beams is None:
+            return TokenLogprob(0.0, 1, *(((token,), (0.0,)) if num else ()))
+        context = self._pool[item.sequence.block_table].reshape(-1)[: item.end]
+        best = continuations(context)[:num]
+        return TokenLogprob(0.0, 1, tuple(token for token, _ in best), tuple(logprob for _, logprob in best))
 
 
 def _allowed(batch: ScheduledBatch) -> dict[int, NDArray[np.int64]]:
@@ -127,13 +138,6 @@ def _chosen(digest: int, mean_output_len: int, allowed: NDArray[np.int64] | None
     return int(allowed[(digest >> 8) % len(allowed)]) if len(allowed) else NO_TOKEN
 
 
-def _certain(token: int, num_logprobs: int | None) -> TokenLogprob | None:
-    """This model has no doubts."""
-    if num_logprobs is None:
-        return None
-    return TokenLogprob(0.0, 1, *(((token,), (0.0,)) if num_logprobs else ()))
-
-
 def read(context: NDArray[np.int64], item: Item) -> NDArray[np.float64]:
     """What is read in an item whose context is this; as a runner has it."""
     reads = item.sequence.request.reads
@@ -150,6 +154,12 @@ def logprob(context: NDArray[np.int64], token: int) -> tuple[float, float]:
     """Of a token behind this context, and whether it counts as the likeliest; no sum of them is rounded."""
     digest = zlib.crc32(token.to_bytes(4, "little"), zlib.crc32(context.tobytes()))
     return -(digest % 4096) / 256, float(digest >> 12 & 1)
+
+
+def continuations(context: NDArray[np.int64]) -> list[tuple[int, float]]:
+    """What may follow this context, as beams see it, with log-probabilities; the likeliest first."""
+    tokens = [EOS_TOKEN_ID, *sorted({FIRST_BYTE + int(letter) for letter in _LETTERS})]
+    return sorted(((token, logprob(context, token)[0]) for token in tokens), key=lambda pair: -pair[1])
 
 
 def hidden(context: NDArray[np.int64]) -> NDArray[np.float64]:

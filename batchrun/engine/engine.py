@@ -90,8 +90,12 @@ class Engine:
 
     @property
     def capacity(self) -> int:
-        """Tokens of the longest sequence that the KV pool can hold."""
+        """Tokens that the KV pool can hold."""
         return self.scheduler.capacity
+
+    def most_tokens(self, request: Request) -> int:
+        """Tokens of the KV pool that a row takes at most, with all its beams; must not exceed `capacity`."""
+        return self.scheduler.most_tokens(request)
 
     def add(self, request: Request) -> None:
         """Queues a row behind those added before; plan order makes prefixes shared."""
@@ -159,8 +163,9 @@ class Engine:
         rows = _rows_of(begun)
         reason = _in_a_line(error)
         _log.warning("a step failed (%s); looking for the row among %d", reason, len(rows), exc_info=error)
-        culprits = find_culprits(self.scheduler.config, self._runner, begun)
-        fallen = _rows_of(culprit.sequence for culprit in culprits)
+        found = find_culprits(self.scheduler.config, self._runner, begun)
+        culprits = {culprit.sequence.request.key: culprit for culprit in found}  # of a row's beams one is enough
+        fallen = _rows_of(culprit.sequence for culprit in culprits.values())
         self._num_fallen += len(fallen)
         is_new = bool(culprits) or self._num_worked >= _FORGETS_AFTER
         self._num_unexplained = (0 if is_new else self._num_unexplained) + (not culprits)
@@ -169,7 +174,7 @@ class Engine:
             raise EngineFailed(f"steps fail again and again, and no row fails alone: {reason}", rows) from error
         if len(fallen) == len(rows) and (len(rows) > 1 or self._num_fallen >= _MOST_FALLEN):
             raise EngineFailed(f"no row can be computed any more: {reason}", rows) from error
-        for culprit in culprits:
+        for culprit in culprits.values():
             message = f"the engine fails on this row: {_in_a_line(culprit.error)}"
             self._ended.append(self.scheduler.fail(culprit.sequence, RowError("engine_error", message)))
 

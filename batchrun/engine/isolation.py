@@ -44,7 +44,7 @@ def _failure(config: SchedulerConfig, runner: Runner, rows: Rows[Sequence]) -> E
     for row in rows:
         request, output_ids = row.request, tuple(row.output_ids.tolist())
         sampling = replace(request.sampling, max_tokens=len(output_ids) + 1)  # what is read has no output
-        scheduler.add(replace(request, sampling=sampling, output_ids=output_ids))
+        scheduler.add(replace(request, sampling=sampling, output_ids=output_ids, beams=None))
     while scheduler.has_work:
         batch = scheduler.schedule()
         try:

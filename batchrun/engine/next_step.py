@@ -19,7 +19,8 @@ class NextStep:
         self.budget = budget
         self.counts: dict[Sequence, int] = {}
         self.num_guessed: dict[Sequence, int] = {}
-        self.preempted: Sequence | None = None
+        self.preempted: list[Sequence] = []  # of one row
+        self.places = 0  # left for rows that enter
         self.reserved = 0  # blocks the running sequences are expected to need still
         self.swap_outs: list[SwapOut] = []
         self.swap_ins: list[SwapIn] = []
@@ -45,7 +46,10 @@ class NextStep:
     def extend(self, sequence: Sequence, limit: int) -> None:
         """Gives the sequence up to `limit` tokens of this step, what it has got so far included, as far as there are
         blocks for them."""
-        end = self._blocks.grow(sequence, self.end_of(sequence, limit))
+        end = self.end_of(sequence, limit)
+        if sequence.request.beams is not None and end > sequence.num_computed:
+            self.copy(self._blocks.part(sequence))
+        end = self._blocks.grow(sequence, end)
         count = end - sequence.num_computed
         if count > 0:
             self.budget -= count - self.counts.get(sequence, 0)

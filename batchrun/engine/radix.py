@@ -62,6 +62,10 @@ class RadixTree:
     def num_nodes(self) -> int:
         return len(self._node_of)
 
+    def holds(self, block: int) -> bool:
+        """Whether the block is a node's."""
+        return block in self._node_of
+
     def match(self, tokens: TokenIds, limit: int) -> Prefix:
         """The longest prefix of `tokens[:limit]` in the tree, token by token; changes nothing."""
         node, nodes = self.root, []

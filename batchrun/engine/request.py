@@ -4,7 +4,7 @@ Knows nothing of text, Parquet or tensors; the job side and the engine side shar
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,9 @@ from batchrun.errors import RowError
 FinishReason = Literal["stop", "length", "repetition", "error", "abort"]
 TokenIds = NDArray[np.int32]  # [num_tokens]
 Pooling = Literal["last", "mean"]
+# Of the sampling parameters, those with which a search for the likeliest text is still one.
+_HEEDED_BY_BEAMS = {"max_tokens", "stop_token_ids", "ignore_eos", "seed", "repetition_max_pattern_size"}
+EarlyStoppingName = Literal["false", "true", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,12 @@ class SamplingParams:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != neutral
 
     @property
+    def unheeded_by_beams(self) -> tuple[str, ...]:
+        """Which parameters are set that a search with beams cannot heed."""
+        others = (field for field in fields(self) if field.name not in _HEEDED_BY_BEAMS)
+        return tuple(field.name for field in others if getattr(self, field.name) != field.default)
+
+    @property
     def constraint_names(self) -> tuple[ConstraintName, ...]:
         """Which constraints are set."""
         return tuple(name for name in CONSTRAINT_NAMES if getattr(self, name))
@@ -72,6 +81,19 @@ class SamplingParams:
             value: str | tuple[str, ...] = getattr(self, name)
             return Constraint(name, value if isinstance(value, str) else json.dumps(value))
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """The likeliest text that `num_beams` beams find; names and their meaning are those of transformers' `generate`.
+
+    A round of the search looks at the `num_candidates` likeliest continuations of all beams.
+    """
+
+    num_beams: int
+    num_candidates: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStoppingName = "false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +123,8 @@ class Request:
     input has `num_samples`, `row_idx` counts all of them, those of one row together. With `num_logprobs` the completion
     has the log-probability of each token, and as many of the likeliest ones. `bad_words` are those of `sampling` as
     tokens, `grammar` is its compiled constraint. Where there is a `reasoning_end`, stop strings and tokens count behind
-    this text only. A request that `reads` generates nothing: it is finished when its tokens are computed.
+    this text only. A request that `reads` generates nothing: it is finished when its tokens are computed. With `beams`
+    `num_logprobs` is as many as they have candidates at least, and the completion has none.
     """
 
     row_idx: int
@@ -116,12 +139,19 @@ class Request:
     grammar: Grammar | None = None
     reads: TokenLogprobs | PooledHidden | None = None
     branch: int = 0
+    beams: BeamSearch | None = None
 
     @property
     def needs_known_tokens(self) -> bool:
         """Whether the next token depends on which the ones before are by more than the model."""
         has_long_words = any(len(word) > 1 for word in self.bad_words)
-        return self.grammar is not None or self.sampling.has_penalties or has_long_words
+        is_bound = self.grammar is not None or self.beams is not None
+        return is_bound or self.sampling.has_penalties or has_long_words
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that it runs as, at most: its beams."""
+        return 1 if self.beams is None else self.beams.num_beams
 
     @property
     def input_row(self) -> int:

@@ -220,7 +220,9 @@ class TorchRunner:
 
     def _sample(self, batch: ScheduledBatch) -> "_Chosen":
         logits = self._logits(batch)
-        num_top = batch.items[0].sequence.request.num_logprobs
+        # All rows of a job ask for them or none does; with beams some may ask for more.
+        asked = [item.sequence.request.num_logprobs for item in batch.items]
+        num_top = max((num for num in asked if num is not None), default=None)
         # A copy: what is masked for sampling counts all the same.
         raw = logits.clone() if num_top is not None else None
         # A GPU computes the logits meanwhile.

@@ -1,10 +1,12 @@
 """The sequences that run: how they get tokens of a step, and how one of them leaves when there is no room.
 
-Which of them come first is a policy's; who enters is `admission`'s.
+Which of them come first is a policy's; who enters is `admission`'s. A row is one sequence, or its beams: they leave
+together, and the first one stands for them until they are back.
 """
 
 from bisect import insort
 from collections.abc import Iterator
+from itertools import groupby
 from operator import attrgetter
 
 from batchrun.engine.block_manager import BlockManager
@@ -30,6 +32,11 @@ class Running:
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(tuple(self._sequences))
+
+    @property
+    def rows(self) -> list[list[Sequence]]:
+        """The sequences by row."""
+        return [list(row) for _, row in groupby(self._sequences, key=attrgetter("arrival"))]
 
     def add(self, sequence: Sequence) -> None:
         insort(self._sequences, sequence, key=attrgetter("arrival"))
@@ -58,40 +65,49 @@ class Running:
                 step.extend(sequence, step.budget + step.counts[sequence])
 
     def _extend(self, sequence: Sequence, limit: int, step: NextStep) -> None:
-        if sequence is step.preempted or sequence.is_full:
+        if sequence in step.preempted or sequence.is_full:
             return
         if self._blocks.lacking(sequence, step.end_of(sequence, limit)) > self._blocks.room:
-            self._preempt_one(step)
-        if sequence is not step.preempted:
+            self._preempt_one(sequence, step)
+        if sequence not in step.preempted:
             step.extend(sequence, limit)
 
-    def _preempt_one(self, step: NextStep) -> None:
-        """Makes one sequence leave, at most one a step and never the oldest."""
-        if step.preempted is not None:
+    def _preempt_one(self, sequence: Sequence, step: NextStep) -> None:
+        """Makes one row leave for a sequence without room: at most one a step, never the oldest, and with beams only
+        one that is younger than its own."""
+        if step.preempted:
             return
-        candidates = [one for one in self._sequences[1:] if one not in step.counts and not one.is_full]
-        victim = choose_victim((sequence, self._freed_by(sequence)) for sequence in candidates)
+        oldest = 0 if sequence.request.beams is None else sequence.arrival + 1
+        rows = {
+            row[0]: row
+            for row in self.rows[1:]
+            if row[0].arrival >= oldest and not any(one in step.counts or one.is_full for one in row)
+        }
+        victim = choose_victim((first, self._blocks.num_own(row)) for first, row in rows.items())
         if victim is not None:
-            self._preempt(victim, step)
+            self._preempt(rows[victim], step)
 
-    def _freed_by(self, sequence: Sequence) -> int:
-        """Blocks of its own that the sequence would leave behind."""
-        return len(sequence.block_table) - self._blocks.num_shared(sequence)
-
-    def _preempt(self, victim: Sequence, step: NextStep) -> None:
-        num_own = self._freed_by(victim)
-        num_tokens = min(victim.num_computed, num_own * self._blocks.block_size)
+    def _preempt(self, row: list[Sequence], step: NextStep) -> None:
+        first, num_own = row[0], self._blocks.num_own(row)
+        num_tokens = min(first.num_computed, num_own * self._blocks.block_size)
         way = choose_way(self._preemption, self._costs, num_tokens, num_own, self._blocks.num_free_host_slots)
-        if way == "swap":
-            step.swap_outs.append(self._blocks.swap_out(victim))
+        if way == "swap" and first.request.beams is None:
+            step.swap_outs.append(self._blocks.swap_out(first))
             self._counters.swap_preemptions += 1
         else:
-            # What nobody needs the room of until the victim is back need not be computed again.
-            self._blocks.keep(victim, victim.num_computed)
+            # What nobody needs the room of until the row is back need not be computed again.
+            self._blocks.keep(first, first.num_computed)
             self._counters.recompute_preemptions += 1
-        self._blocks.tree.mark_last_reader(victim.node, 0, has_future=True)
-        self._blocks.release(victim)
-        victim.num_lost, victim.num_computed = victim.num_computed, 0
-        victim.num_preemptions += 1
-        self.remove(victim)
-        step.preempted = victim
+        self._blocks.tree.mark_last_reader(first.node, 0, has_future=True)
+        for sequence in row:
+            sequence.num_lost, sequence.num_computed = sequence.num_computed, 0
+            sequence.num_preemptions += 1
+        self.leave(row)
+        step.preempted = row
+
+    def leave(self, row: list[Sequence]) -> None:
+        """Takes a row's sequences out, and their blocks from them."""
+        row[0].num_forks += len(row) - 1
+        for sequence in row:
+            self._blocks.release(sequence)
+            self.remove(sequence)

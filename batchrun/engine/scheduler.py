@@ -7,7 +7,7 @@ waits. Iteration-level scheduling follows Orca (Yu et al., OSDI 2022, section 3)
 2023, section 4).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchrun.engine.admission import Admission
+from batchrun.engine.beam_rows import BeamRows
 from batchrun.engine.block_manager import BlockManager
+from batchrun.engine.endings import Ending, FindStop, ending_of, failure_of
 from batchrun.engine.lane import Lane
 from batchrun.engine.lengths import OutputLengths
 from batchrun.engine.next_step import NextStep
 from batchrun.engine.policies import Schedule, make_policy
 from batchrun.engine.preemption import Costs, Preemption
-from batchrun.engine.repetition import repeats_itself
-from batchrun.engine.request import Completion, FinishReason, Request, TokenLogprob
+from batchrun.engine.request import Completion, Request, TokenLogprob
 from batchrun.engine.running import Running
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.speculation import Speculation
@@ -30,8 +31,7 @@ from batchrun.engine.statistics import Counters, Statistics
 from batchrun.engine.step import NO_TOKEN, Item, Sampled, ScheduledBatch
 from batchrun.errors import EngineFailed, RowError
 
-FindStop = Callable[[Sequence], str | None]
-
+_ERROR = Ending("error")
 _NOT_FINITE = RowError("engine_error", "the model's logits are not finite; try --dtype float32 or bfloat16")
 
 
@@ -77,6 +77,7 @@ class Scheduler:
         self.counters = Counters()
         self.running = Running(self.blocks, config.preemption, self.costs, self.counters)
         self.admission = Admission(self.running, self.blocks, self.lengths, self.counters, config.max_num_seqs)
+        self._beam_rows = BeamRows(self.running, self.blocks, self.counters, config.eos_token_ids)
         self._policy = make_policy(config.schedule, Lane(config.long_row_tokens or config.max_num_batched_tokens))
         # What a wrong guess has done to a state cannot be taken back.
         num_free_tokens = 0 if config.num_state_slots else config.num_free_tokens
@@ -92,6 +93,11 @@ class Scheduler:
         """Tokens the whole pool can hold."""
         return self.config.num_blocks * self.config.block_size
 
+    def most_tokens(self, request: Request) -> int:
+        """Tokens of the pool that a row takes at most, in whole blocks."""
+        num_forks = request.num_sequences - 1
+        return self.config.block_size * self.blocks.blocks_of_row(len(request.token_ids), request.max_len, num_forks)
+
     @property
     def begun(self) -> tuple[Sequence, ...]:
         """The sequences that run or will run again."""
@@ -103,8 +109,9 @@ class Scheduler:
         return any(sequence.request.needs_known_tokens for sequence in self.running)
 
     def add(self, request: Request) -> None:
-        """Queues a row, in plan order. Its `max_len` must not exceed `capacity`."""
-        assert request.max_len <= self.capacity, (request.row_idx, request.max_len, self.capacity)
+        """Queues a row, in plan order. It must fit the pool and a step at its longest, with all its beams."""
+        assert self.most_tokens(request) <= self.capacity, (request.row_idx, request.max_len, self.capacity)
+        assert request.num_sequences <= self.config.max_num_seqs, "a row with more beams than a step may have"
         self.admission.add(request)
 
     def schedule(self) -> ScheduledBatch:
@@ -116,8 +123,8 @@ class Scheduler:
         step = NextStep(self.blocks, self._budget, self.config.chunk_alignment_tokens)
         self._policy.fill(step, self.running, self.admission)
         self.speculation.extend(step)
-        if step.preempted is not None:
-            self.admission.put_back(step.preempted)
+        if step.preempted:
+            self.admission.put_back(step.preempted[0])
         batch = step.freeze()
         if not batch.items and not any(sequence.has_pending or sequence.is_full for sequence in self.begun):
             raise EngineFailed(f"no sequence can be scheduled: {self.description}")
@@ -146,7 +153,8 @@ class Scheduler:
         for item in batch.items:
             chosen = [next(tokens) for _ in item.choices]
             if chosen and not item.sequence.is_finished:
-                completion = self._take(item, chosen, find_stop)
+                is_beam = item.sequence.request.beams is not None
+                completion = self._hear(item, *chosen) if is_beam else self._take(item, chosen, find_stop)
                 completions += [completion] if completion is not None else []
         for item, reading in zip(batch.items, sampled.readings, strict=bool(sampled.readings)):
             if len(reading) and not item.sequence.is_finished:
@@ -164,19 +172,19 @@ class Scheduler:
         sequence, completion, num_right = item.sequence, None, 0
         for token, logprob in chosen:
             if token == NO_TOKEN:
-                completion = self._finish(sequence, "error", None, _failure(sequence) or _NOT_FINITE)
+                completion = self._finish(sequence, _ERROR, failure_of(sequence) or _NOT_FINITE)
                 break
             is_guessed = sequence.is_guessed(token)
             sequence.resolve(token)
             if logprob is not None:
                 sequence.logprobs.append(logprob)
             self.counters.output_tokens += 1
-            if (failure := _failure(sequence)) is not None:
-                completion = self._finish(sequence, "error", None, failure)
+            if (failure := failure_of(sequence)) is not None:
+                completion = self._finish(sequence, _ERROR, failure)
                 break
-            ending = self._ending(sequence, token, find_stop)
+            ending = ending_of(sequence, token, find_stop, self.config.eos_token_ids)
             if ending is not None:
-                completion = self._finish(sequence, *ending)
+                completion = self._finish(sequence, ending)
                 break
             if not is_guessed:
                 break
@@ -188,31 +196,41 @@ class Scheduler:
                 self.blocks.shrink(sequence)
         return completion
 
+    def _hear(self, item: Item, chosen: tuple[int, TokenLogprob | None]) -> Completion | None:
+        """What may follow a beam; its row ends when that ends the search."""
+        token, logprob = chosen
+        if token == NO_TOKEN or logprob is None:
+            return self._finish(item.sequence, _ERROR, _NOT_FINITE)
+        found = self._beam_rows.hear(item.sequence, logprob)
+        if found is None:
+            return None
+        self.counters.output_tokens += len(found.token_ids)
+        return replace(self._finish(item.sequence, found.ending), token_ids=found.token_ids)
+
     def _take_reading(self, item: Item, reading: NDArray[np.float64]) -> Completion | None:
         """What was read in an item becomes its sequence's, which ends with its last token."""
         sequence = item.sequence
         if not np.isfinite(reading).all():
-            return self._finish(sequence, "error", None, _NOT_FINITE)
+            return self._finish(sequence, _ERROR, _NOT_FINITE)
         sequence.take(reading, item.end)
-        return self._finish(sequence, "length", None) if item.end == sequence.num_tokens else None
+        return self._finish(sequence, Ending("length")) if item.end == sequence.num_tokens else None
 
     def start_over(self) -> tuple[Sequence, ...]:
         """Keys and values are lost: every begun sequence waits to be computed again. They are returned."""
         begun = self.begun
-        for sequence in begun:
-            if sequence in self.admission.preempted:
-                self.blocks.forget_swapped(sequence)
-                continue
-            self.running.remove(sequence)
-            self.blocks.release(sequence)
-            sequence.start_over()
-            self.admission.put_back(sequence)
+        for sequence in self.admission.preempted:
+            self.blocks.forget_swapped(sequence)
+        for row in self.running.rows:
+            self.running.leave(row)
+            for sequence in row:
+                sequence.start_over()
+            self.admission.put_back(row[0])
         self.blocks.tree.clear()
         return begun
 
     def fail(self, sequence: Sequence, error: RowError) -> Completion:
         """Ends a begun sequence that cannot go on."""
-        return self._finish(sequence, "error", None, error)
+        return self._finish(sequence, _ERROR, error)
 
     def statistics(self) -> Statistics:
         """A snapshot of counters and gauges."""
@@ -225,36 +243,9 @@ class Scheduler:
             kv_usage=self.blocks.num_in_use / max(self.config.num_blocks, 1),
         )
 
-    def _ending(
-        self, sequence: Sequence, token: int, find_stop: FindStop
-    ) -> tuple[FinishReason, str | int | None] | None:
-        """Why the row ends with `token`, and the stop string or token behind it; None when it goes on."""
-        sampling, output_len = sequence.request.sampling, len(sequence.output_ids)
-        # Before min_tokens, too: a stop string that is complete by then does not end the row later.
-        stop = find_stop(sequence) if sampling.stop or not sequence.is_answering else None
-        if output_len >= sampling.min_tokens:
-            if token in self.config.eos_token_ids and not sampling.ignore_eos:
-                return "stop", None
-            if token in sampling.stop_token_ids and sequence.is_answering:
-                return "stop", token
-            if stop is not None:
-                return "stop", stop
-        if sequence.matcher is not None and sequence.matcher.has_ended:
-            return "stop", None
-        if output_len >= sampling.min_tokens and _repeats(sequence):
-            return "repetition", None
-        return ("length", None) if output_len >= sampling.max_tokens else None
-
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, stop: str | int | None, error: RowError | None = None
-    ) -> Completion:
-        if sequence in self.admission.preempted:  # by the step after the one that turned out to be its last
-            self.admission.preempted.remove(sequence)
-            self.blocks.forget_swapped(sequence)
-        else:
-            self.running.remove(sequence)
-        self.blocks.release(sequence)
-        sequence.is_finished = True
+    def _finish(self, sequence: Sequence, ending: Ending, error: RowError | None = None) -> Completion:
+        for one in (sequence, *self._beam_rows.end(sequence)):
+            self._drop(one)
         self.speculation.forget(sequence)
         reads = sequence.request.reads is not None
         if error is None and not reads:
@@ -264,15 +255,24 @@ class Scheduler:
         return Completion(
             row_idx=sequence.request.row_idx,
             token_ids=tuple(sequence.output_ids.tolist()),
-            finish_reason=reason,
-            stop_reason=stop,
+            finish_reason=ending.reason,
+            stop_reason=ending.stop,
             prompt_tokens=sequence.prompt_len,
             error=error,
             logprobs=tuple(sequence.logprobs),
-            text_len=sequence.text_len if isinstance(stop, str) else None,
+            text_len=sequence.text_len if isinstance(ending.stop, str) else None,
             branch=sequence.request.branch,
             readings=sequence.pooled if reads and error is None else None,
         )
+
+    def _drop(self, sequence: Sequence) -> None:
+        if sequence in self.admission.preempted:  # by the step after the one that turned out to be its last
+            self.admission.preempted.remove(sequence)
+            self.blocks.forget_swapped(sequence)
+        elif sequence in self.running:
+            self.running.remove(sequence)
+        self.blocks.release(sequence)
+        sequence.is_finished = True
 
     def _count_step(self, batch: ScheduledBatch) -> None:
         counters = self.counters
@@ -301,17 +301,6 @@ class Scheduler:
         self.blocks.check(self.running, self.admission.preempted)
         for sequences in (self.running, self.admission.preempted):
             arrivals = [sequence.arrival for sequence in sequences]
-            assert arrivals == sorted(set(arrivals)), "not ordered by arrival"
-
-
-def _failure(sequence: Sequence) -> RowError | None:
-    """Why the sequence's grammar cannot say what comes next; None when it can, or there is none."""
-    failure = sequence.matcher.failure if sequence.matcher is not None else None
-    return None if failure is None else RowError("schema_unsupported", failure)
-
-
-def _repeats(sequence: Sequence) -> bool:
-    """Whether it says one thing as often in a row as its parameters do not want."""
-    sampling = sequence.request.sampling
-    least, longest = sampling.repetition_min_count, sampling.repetition_max_pattern_size
-    return least > 0 and repeats_itself(sequence.output_ids, least, longest)
+            assert arrivals == sorted(arrivals), "not ordered by arrival"
+            rows = {(sequence.arrival, sequence.request.key) for sequence in sequences}
+            assert len(rows) == len(set(arrivals)), "rows that arrived at once"

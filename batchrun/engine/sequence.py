@@ -43,6 +43,7 @@ class Sequence:
     `is_answering`: it does not reason (any more). `text_len` is where a stop string begins in its text. `matcher` has
     accepted the known generated tokens, if there is a grammar to follow. Of a sequence that is read, positions below
     `read_end` are in steps that were scheduled, and `readings` holds what came of those that ended, up to `taken_end`.
+    Of beams, which have their row's arrival, `num_forks` more are expected to come from this one.
     """
 
     __slots__ = (
@@ -58,6 +59,7 @@ class Sequence:
         "node",
         "num_computed",
         "num_draft",
+        "num_forks",
         "num_known",
         "num_lost",
         "num_preemptions",
@@ -97,6 +99,16 @@ class Sequence:
         self.read_end = self.taken_end = 0
         self.readings: list[NDArray[np.float64]] = []
         self.matcher: Matcher | None = _resumed(request)
+        self.num_forks = request.num_sequences - 1
+
+    def fork(self) -> "Sequence":
+        """Another sequence of the row with the same known tokens; nothing of it is computed."""
+        fork = Sequence(self.request, self.arrival)
+        fork.num_tokens = fork.num_known = self.num_known
+        fork._tokens[: self.num_known] = self._tokens[: self.num_known]
+        fork.is_last_reader = self.is_last_reader
+        fork.num_forks = 0
+        return fork
 
     @property
     def tokens(self) -> TokenIds:
@@ -170,6 +182,15 @@ class Sequence:
         """One more token is being sampled."""
         self._tokens[self.num_tokens] = PENDING
         self.num_tokens += 1
+
+    def expect_nothing(self) -> None:
+        """What was being sampled is not wanted; the known tokens stay computed."""
+        self.num_tokens = self.num_known
+
+    def append(self, token: int) -> None:
+        """One more token, which is known at once."""
+        self.expect()
+        self.resolve(token)
 
     def resolve(self, token: int) -> None:
         """The first token that was not known turned out to be this one."""

@@ -80,7 +80,8 @@ class Speculation:
         num_free = min(self._num_free_tokens - sum(step.counts.values()), step.budget)
         if num_free <= 0:
             return
-        decoding = [one for one in step.counts if one.is_decoding and self._most(one) > 0]
+        alone = (one for one in step.counts if one.request.beams is None)
+        decoding = [one for one in alone if one.is_decoding and self._most(one) > 0]
         for sequence in sorted(decoding, key=self._most, reverse=True):
             if sequence not in self._lookups:
                 self._lookups[sequence] = self.lookup()

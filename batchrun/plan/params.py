@@ -31,13 +31,17 @@ class ParamsReader:
         always: Mapping[str, Any] | None = None,
         check: Callable[[Constraint], object] | None = None,
         vocab_size: int | None = None,
+        *,
+        has_beams: bool = False,
     ) -> None:
         """`always` are parameters of every row, whatever its cell says. `check` raises ValueError for a constraint
-        that cannot be enforced; see `overrides`. Tokens must be of the vocabulary, if its size is known."""
+        that cannot be enforced; see `overrides`. Tokens must be of the vocabulary, if its size is known. With
+        `has_beams` nothing is allowed that a search with beams cannot heed."""
         self._base = base
         self._always = overriding(always or {})
         self._check = check
         self._vocab_size = vocab_size
+        self._has_beams = has_beams
         # The job's fields themselves, so that a limit is stated once.
         options: dict[str, Any] = {name: (field.annotation, field) for name, field in _options().items()}
         self._model: type[BaseModel] = create_model(
@@ -68,6 +72,8 @@ class ParamsReader:
         text = json.dumps(changed, separators=(",", ":")) if changed else None
         params = merged(self._base, text)
         _check_together(params)
+        if self._has_beams:
+            check_beams(params)
         if self._vocab_size is not None:
             check_token_ids(params, self._vocab_size)
         if params.constraint is not None and params.constraint != self._base.constraint and self._check is not None:
@@ -97,6 +103,12 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
         for token in ids:
             if not 0 <= token < vocab_size:
                 raise ValueError(f"{name} names the token {token:,}; the model has those from 0 to {vocab_size - 1:,}")
+
+
+def check_beams(params: SamplingParams) -> None:
+    """Raises ValueError for what a search with beams cannot heed."""
+    if names := params.unheeded_by_beams:
+        raise ValueError(f"{' and '.join(names)} cannot go with num_beams, which finds the likeliest text")
 
 
 def _frozen(value: Any) -> Any:

@@ -46,6 +46,7 @@ class PlanSummary:
     task: str = "generate"
     asked_tokens: int = 0  # whose probability is wanted
     has_states: bool = False
+    num_beams: int = 1
 
     @property
     def num_errors(self) -> int:

@@ -128,7 +128,7 @@ class _Planner:
         self._scratch = staging / "scratch"
         self._order = Order(self._scratch)
         self._writer = UnitWriter(staging)
-        self._peak = PeakTokens(job.max_num_seqs or _USUAL_NUM_SEQS, job.block_size)
+        self._peak = PeakTokens((job.max_num_seqs or _USUAL_NUM_SEQS) // job.num_beams, job.block_size)
         self._tally = _Tally()
         self._folder = staging
         self._again = again
@@ -160,12 +160,11 @@ class _Planner:
             shared = np.concatenate([[shared_with_last], rows.keep_len[:-1].astype(np.int64)])
             shared_with_last = int(rows.keep_len[-1])
             # In whole blocks; of a block that is shared in part each row has its own, as it has of its last token's.
+            # So have its beams.
             size = self._job.block_size
-            self._peak.add(
-                np.minimum(shared, lengths - 1) // size * size,
-                -(-(lengths + output_len) // size) * size,
-                np.zeros_like(lengths),
-            )
+            whole = -(-(lengths + output_len) // size) * size
+            forked = (self._job.num_beams - 1) * (whole - lengths // size * size)
+            self._peak.add(np.minimum(shared, lengths - 1) // size * size, whole + forked, np.zeros_like(lengths))
             self._writer.add(rows, output_len)
             self._count(rows, shared, output_len)
             self._observe(PlanProgress(tally.num_unique + tally.num_duplicates, "order"))
@@ -183,6 +182,7 @@ class _Planner:
             prompt_source=self._renderer.label,
             task=self._job.task,
             has_states=self._has_states,
+            num_beams=self._job.num_beams,
         )
         return Plan(self._folder, summary, tuple(units))
 

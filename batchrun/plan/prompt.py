@@ -19,7 +19,7 @@ from batchrun.plan.batch_requests import CUSTOM_ID, BatchRequests
 from batchrun.plan.cells import column_values, row_numbers
 from batchrun.plan.continuations import Continuations, Joined, continuations, join, prefix_token
 from batchrun.plan.fit import MARGIN_TOKENS, Fit
-from batchrun.plan.params import ParamsReader, can_hold_params, check_token_ids, overriding
+from batchrun.plan.params import ParamsReader, can_hold_params, check_beams, check_token_ids, overriding
 from batchrun.plan.prompt_source import MessagesColumn, has_prompt, prompt_source
 from batchrun.plan.source import require_column
 from batchrun.plan.token_columns import TokensColumn
@@ -85,11 +85,15 @@ class PromptRenderer:
             raise UsageError(f"{', '.join(always)}: --task {job.task} samples nothing that these could change")
         try:
             check_token_ids(job.sampling, spec.vocab_size)
+            if job.num_beams > 1:
+                check_beams(replace(job.sampling, **overriding(always or {})))
         except ValueError as error:
             raise UsageError(str(error)) from None
         self._grammars, self._reasons = Grammars(tokenizer, spec), job.reasoning_end is not None
         self._check_constraint(replace(job.sampling, **overriding(always or {})))
-        self._params = ParamsReader(job.sampling, always, self._check_form, spec.vocab_size)
+        self._params = ParamsReader(
+            job.sampling, always, self._check_form, spec.vocab_size, has_beams=job.num_beams > 1
+        )
         own_params = job.params_col is not None or isinstance(self._source, BatchRequests)
         self._has_params = own_params or bool(always)
         if always and not own_params:

@@ -10,7 +10,7 @@ from functools import cache, partial
 
 import pyarrow as pa
 
-from batchrun.engine.request import Completion, Request, TokenIds, TokenLogprob
+from batchrun.engine.request import BeamSearch, Completion, Request, SamplingParams, TokenIds, TokenLogprob
 from batchrun.errors import RowError
 from batchrun.grammars import ConstraintUnsupported, Grammars
 from batchrun.job import Job
@@ -69,13 +69,23 @@ class GenerateTask:
     """Text for each row of a job; `max_model_len` bounds prompt and output together, in tokens."""
 
     def __init__(
-        self, job: Job, tokenizer: Tokenizer, grammars: Grammars, max_model_len: int, *, shares_prefixes: bool
+        self,
+        job: Job,
+        tokenizer: Tokenizer,
+        grammars: Grammars,
+        max_model_len: int,
+        *,
+        shares_prefixes: bool,
+        num_eos_tokens: int,
     ) -> None:
         self.sampling = job.sampling
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._max_model_len = max_model_len
         self._num_logprobs = job.logprobs
+        self.num_beams = job.num_beams
+        self._length_penalty, self._early_stopping = job.length_penalty, job.early_stopping
+        self._num_eos_tokens = num_eos_tokens
         self._reasoning_start, self._reasoning_end = job.reasoning_start, job.reasoning_end
         self._bad_words = cache(partial(_bad_words, tokenizer))
         self._prefix = job.output_prefix
@@ -86,8 +96,8 @@ class GenerateTask:
 
     @property
     def can_resume(self) -> bool:
-        """Whether a row can go on from saved tokens: without their log-probabilities it starts again."""
-        return self._num_logprobs is None
+        """Whether a row can go on from saved tokens: not without their log-probabilities, nor with beams."""
+        return self._num_logprobs is None and self.num_beams == 1
 
     def requests(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> tuple[Request, ...]:
         """What to run for a row; `output_ids` it has generated before go on being generated."""
@@ -95,6 +105,7 @@ class GenerateTask:
         room = self._max_model_len - len(row.token_ids)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         grammar = None if sampling.constraint is None else self._grammars.compile(sampling.constraint)
+        beams = self._beams(sampling)
         request = Request(
             row.row_idx,
             row.token_ids,
@@ -102,12 +113,21 @@ class GenerateTask:
             row.keep_len,
             output_ids,
             num_samples=self.num_samples,
-            num_logprobs=self._num_logprobs,
+            num_logprobs=self._num_logprobs if beams is None else beams.num_candidates,
             bad_words=self._bad_words(sampling.bad_words),
             reasoning_end=self._reasoning_end,
             grammar=grammar,
+            beams=beams,
         )
         return (request,)
+
+    def _beams(self, sampling: SamplingParams) -> BeamSearch | None:
+        """With so many candidates, as transformers has it, that enough are left when some end in each way there is."""
+        if self.num_beams == 1:
+            return None
+        num_ends = (0 if sampling.ignore_eos else self._num_eos_tokens) + len(sampling.stop_token_ids)
+        num_candidates = max(2, 1 + num_ends) * self.num_beams
+        return BeamSearch(self.num_beams, num_candidates, self._length_penalty, self._early_stopping)
 
     def refusal(self, row: PlannedRow) -> RowError | None:
         """Why the row's constraint cannot be enforced, though it could when the row was planned."""

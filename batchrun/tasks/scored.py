@@ -21,6 +21,7 @@ class ReadingTask:
     """What all such tasks have in common: a row is read once, and nothing in it can be resumed or refused."""
 
     num_samples = 1
+    num_beams = 1
     can_resume = True
 
     def refusal(self, row: PlannedRow) -> RowError | None:

@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 class Task(Protocol):
     """What is asked of the model for each row.
 
-    Each row of the input has `num_samples`. `can_resume`: its unfinished rows go on from saved tokens.
+    Each row of the input has `num_samples`, each of these `num_beams`. `can_resume`: its unfinished rows go on from
+    saved tokens.
     """
 
     sampling: SamplingParams
 
     @property
     def num_samples(self) -> int: ...
+
+    @property
+    def num_beams(self) -> int: ...
 
     @property
     def can_resume(self) -> bool: ...
@@ -57,7 +61,12 @@ def make_task(job: Job, tokenizer: "Tokenizer", spec: "ModelSpec", *, shares_pre
     match job.task:
         case "generate":
             return GenerateTask(
-                job, tokenizer, Grammars(tokenizer, spec), max_model_len, shares_prefixes=shares_prefixes
+                job,
+                tokenizer,
+                Grammars(tokenizer, spec),
+                max_model_len,
+                shares_prefixes=shares_prefixes,
+                num_eos_tokens=len(spec.eos_token_ids),
             )
         case "score":
             return ScoreTask(job, max_model_len, shares_prefixes=shares_prefixes)

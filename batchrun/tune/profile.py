@@ -163,7 +163,7 @@ def as_tuned(job: "Job", profile: Profile | None) -> "Job":
         return job
     return job.model_copy(
         update={
-            "max_num_seqs": profile.max_num_seqs,
+            "max_num_seqs": max(profile.max_num_seqs, job.num_beams),
             "max_num_batched_tokens": profile.max_num_batched_tokens,
         }
     )

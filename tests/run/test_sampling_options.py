@@ -107,6 +107,13 @@ OPTIONS = {
         STARTING_WITH_B := {"logit_bias": {token("b"): 8}, "reasoning_end": "a"},
     ),
     "n": Option(2, lambda rows, run: [row.get("sample_idx") for row in rows] == [0, 1] * len(PROMPTS), RANDOM),
+    "num_beams": Option(4, lambda rows, run: not is_greedy(rows, run)),
+    "length_penalty": Option(
+        6.0, lambda rows, run: num_tokens(rows) > num_tokens(run(**SEARCHED)), SEARCHED := {"num_beams": 4}
+    ),
+    "early_stopping": Option(
+        "true", lambda rows, run: texts(rows) != texts(run(**LONG)), LONG := SEARCHED | {"length_penalty": 6.0}
+    ),
     "logprobs": Option(2, lambda rows, run: all(len(row.get("logprobs", [])) > 0 for row in rows)),
     "json_schema": Option({"type": "boolean"}, lambda rows, run: {*texts(rows)} <= {"true", "false"}),
     "regex": Option("[ab]{3}", lambda rows, run: all(len(text) == 3 and {*text} <= {*"ab"} for text in texts(rows))),
@@ -114,6 +121,10 @@ OPTIONS = {
     "grammar": Option('start: "abc" | "xyz"', lambda rows, run: {*texts(rows)} <= {"abc", "xyz"}),
 }
 OF_A_ROW = [name for name in OPTIONS if name in {each.name for each in fields(SamplingParams)}]
+
+
+def num_tokens(rows: Rows) -> int:
+    return sum(row["completion_tokens"] for row in rows)
 
 
 def num_distinct(rows: Rows) -> int:

@@ -142,6 +142,14 @@ def test_partial_tokens_come_back_and_are_replaced_whole(bench):
         assert not list(store.tmp.iterdir())
 
 
+def test_suspects_are_counted_by_process_however_often_they_ran_in_it(bench):
+    """A row may run as several sequences."""
+    with bench.working() as store:
+        store.suspect([4, 9, 4, 4])
+        store.suspect([4])
+        assert store.load_suspects() == {4: 2, 9: 1}
+
+
 def test_damaged_partial_is_named_with_the_remedy(bench):
     with bench.working() as store:
         store.save_partial({4: (1, 2, 3)})

@@ -159,6 +159,12 @@ def test_without_a_profile_a_job_stays_as_it_is() -> None:
     assert as_tuned(job(), None) == job()
 
 
+def test_a_tuned_step_has_room_for_the_beams_of_a_row() -> None:
+    profile = make_profile()
+    assert profile.max_num_seqs < 64
+    assert as_tuned(job(num_beams=64), profile).max_num_seqs == 64
+
+
 def test_the_machine_is_the_same_twice() -> None:
     assert this_machine() == this_machine()
     assert isinstance(this_machine(), Machine)
