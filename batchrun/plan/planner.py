@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchrun.errors import StorageFailed
+from batchrun.errors import StorageFailed, UsageError
 from batchrun.observe.events import Observe, PlanProgress
 from batchrun.plan.asked import is_foldable, size_of
 from batchrun.plan.cells import row_numbers
@@ -61,6 +61,8 @@ def make_plan(
         UsageError: options that the model cannot serve.
         StorageFailed: the plan cannot be written.
     """
+    if spec.has_states and job.num_beams > 1:
+        raise UsageError(f"{spec.name} keeps states, which beams cannot fork; leave out --num-beams")
     renderer = PromptRenderer(job, tokenizer, spec, files.schema, again.params if again else None)
     for name, option in ((job.id_col, "--id-col"), *((name, "--keep-cols") for name in job.keep_cols or ())):
         if name is not None:

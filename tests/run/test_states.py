@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from batchrun import lifecycle
-from batchrun.errors import ModelUnavailable, StoppedEarly
+from batchrun.errors import ModelUnavailable, StoppedEarly, UsageError
 from batchrun.job import Job
 from batchrun.observe.events import Event, Message, RunProgress
 from batchrun.planning import tune
@@ -149,6 +149,11 @@ def test_choices_are_as_likely_as_they_are_as_targets(rows: Rows, model: Path) -
         scored.submit(task="score", target_col="target")
         likely = [row["target_logprob"] for row in scored.rows]
         assert [each[at] for each in chosen] == pytest.approx(likely, abs=1e-4)
+
+
+def test_beams_are_refused_when_it_is_planned(rows: Rows) -> None:
+    with pytest.raises(UsageError, match="keeps states, which beams cannot fork"):
+        rows.generate(num_beams=2)
 
 
 def test_its_steps_are_not_measured(rows: Rows) -> None:
