@@ -220,6 +220,7 @@ class Scheduler:
         begun = self.begun
         for sequence in self.admission.preempted:
             self.blocks.forget_swapped(sequence)
+            sequence.forget_flight()
         for row in self.running.rows:
             self.running.leave(row)
             for sequence in row:

@@ -204,11 +204,15 @@ class Sequence:
         """Whether the draft has `token` next."""
         return self.num_draft > 0 and int(self._tokens[self.num_known]) == token
 
-    def start_over(self) -> None:
-        """Nothing of it is computed any more, and what was being sampled or guessed is not known."""
+    def forget_flight(self) -> None:
+        """What was being sampled, guessed or read comes to nothing."""
         self.num_tokens = self.num_known
         self.num_draft = 0
         self.read_end = self.taken_end
+
+    def start_over(self) -> None:
+        """Nothing of it is computed any more, nor will be by what is in flight."""
+        self.forget_flight()
         self.num_lost = max(self.num_lost, min(self.num_computed, self.num_known))
         self.num_computed = 0
         self.num_preemptions += 1

@@ -20,8 +20,8 @@ Fails = Callable[[ScheduledBatch], bool]
 class FaultyRunner(EchoRunner):
     """Raises for some steps, when half of them is written."""
 
-    def __init__(self, fails: Fails, *, overlaps: bool = False) -> None:
-        super().__init__(60, 4, 20, MEAN_OUTPUT_LEN, overlaps=overlaps)
+    def __init__(self, fails: Fails, *, num_blocks: int = 60, overlaps: bool = False) -> None:
+        super().__init__(num_blocks, 4, 20, MEAN_OUTPUT_LEN, overlaps=overlaps)
         self.fails = fails
 
     def launch(self, batch: ScheduledBatch) -> Ended:
@@ -88,6 +88,24 @@ def test_failures_that_pass_cost_no_row_anything(first: int, overlaps: bool) -> 
     runner = FaultyRunner(lambda batch: next(steps) in (first, first + 9), overlaps=overlaps)
     requests = make_requests()
     check(run(make_engine(runner), requests), requests, set())
+
+
+@pytest.mark.parametrize("num_blocks", [23, 24, 27, 29])
+def test_a_row_that_leaves_while_its_step_is_in_flight_is_not_waited_for(
+    num_blocks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step that makes it leave fails, and the one before, which has it, is lost as well; no other step fails."""
+    num_failures = 0
+
+    def fails(batch: ScheduledBatch) -> bool:
+        nonlocal num_failures
+        num_failures += bool(batch.swap_outs)
+        return bool(batch.swap_outs)
+
+    requests = make_requests()
+    engine = make_engine(FaultyRunner(fails, num_blocks=num_blocks, overlaps=True), max_num_batched_tokens=40)
+    check(run(engine, requests), requests, set())
+    assert caplog.text.count("a step failed") == num_failures > 0
 
 
 def test_a_lone_row_that_fails_ends_its_job_with_an_error_row() -> None:
