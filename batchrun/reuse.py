@@ -30,6 +30,7 @@ from batchrun.store.parts import read_answered
 from batchrun.store.reused import Reused, read_reused, write_reused
 from batchrun.store.samples import split
 from batchrun.store.store import Store
+from batchrun.tasks.task import cached_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +237,13 @@ class _Copying:
         asked = members(table.take(due))
         answers = found.take(np.searchsorted(wanted, sources[due][asked.which])).rename_columns(self._results.names)
         before = np.concatenate([[shared_len], table.column("keep_len").to_numpy()[:-1]])
-        cached = before[due][asked.which] if self._shares_prefixes else np.zeros(len(asked.rows))
         prefix = self._job.output_prefix
+        cached = np.zeros(len(asked.rows), np.int64)
+        if self._shares_prefixes:
+            pairs = zip(
+                before[due][asked.which].tolist(), answers.column(f"{prefix}prompt_tokens").to_pylist(), strict=True
+            )
+            cached = np.array([cached_tokens(self._job, *pair) for pair in pairs], np.int64)
         for name, values in ((f"{prefix}row_idx", asked.rows), (f"{prefix}cached_tokens", cached)):
             at = self._results.get_field_index(name)
             answers = answers.set_column(

@@ -27,6 +27,8 @@ def decide(mode: "PrefixCaching", summary: "PlanSummary") -> Sharing:
         return Sharing(False, "the model keeps states, which belong to whole prefixes and not to blocks of them")
     if mode != "auto":
         return Sharing(mode == "on")
+    if summary.task == "choose":  # the chains of a row's choices stand behind one prompt
+        return Sharing(True)
     if saved_tokens >= _WORTH_IT * prompt_tokens:
         return Sharing(True)
     return Sharing(

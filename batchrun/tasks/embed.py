@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from batchrun.engine.request import Completion, PooledHidden, Request
+from batchrun.engine.request import Completion, PooledHidden, Pooling, Request
 from batchrun.job import Job
 from batchrun.tasks.generate import PlannedRow, prefixed
 from batchrun.tasks.scored import ReadingTask, result_rows, with_usual
@@ -14,6 +14,11 @@ from batchrun.tasks.scored import ReadingTask, result_rows, with_usual
 def columns(hidden_size: int) -> pa.Schema:
     """The result's, of a model with hidden states of that size."""
     return with_usual([("embedding", pa.list_(pa.float32(), hidden_size))])
+
+
+def cached_len(shared_len: int, pooling: Pooling) -> int:
+    """Tokens of a row that another's serve: a mean is over states that sharing would not compute."""
+    return shared_len if pooling == "last" else 0
 
 
 class EmbedTask(ReadingTask):
@@ -25,8 +30,7 @@ class EmbedTask(ReadingTask):
         self._columns = columns(hidden_size)
         self._reads = PooledHidden(job.pooling)
         self._normalises = job.embedding_norm == "l2"
-        # A mean is over states that sharing would not compute.
-        self._shares_prefixes = shares_prefixes and job.pooling == "last"
+        self._shares_prefixes = shares_prefixes
 
     def requests(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> tuple[Request, ...]:
         """What to run for a row."""
@@ -39,7 +43,7 @@ class EmbedTask(ReadingTask):
 
     def _results(self, row: PlannedRow, completion: Completion) -> list[dict[str, object]]:
         own = {} if completion.readings is None else {"embedding": self._embedding(completion).tolist()}
-        cached_tokens = row.shared_len if self._shares_prefixes else 0
+        cached_tokens = cached_len(row.shared_len, self._reads.pooling) if self._shares_prefixes else 0
         return list(result_rows(row, (completion,), own, cached_tokens, len(row.token_ids)))
 
     def _embedding(self, completion: Completion) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

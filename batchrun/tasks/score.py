@@ -72,9 +72,13 @@ class ScoreTask(ReadingTask):
             "target_logprobs": read[:, 0].tolist(),
             "target_is_greedy": bool(read[:, 1].all()),
         }
-        # What the target shares with another's is computed again: its tokens are read.
-        cached_tokens = min(row.shared_len, max(prompt_tokens - 1, 0)) if self._shares_prefixes else 0
+        cached_tokens = cached_len(row.shared_len, prompt_tokens) if self._shares_prefixes else 0
         return list(result_rows(row, completions, own, cached_tokens, prompt_tokens))
+
+
+def cached_len(shared_len: int, prompt_tokens: int) -> int:
+    """Tokens of a row that another's serve: what their targets share is computed again, for it is read."""
+    return min(shared_len, max(prompt_tokens - 1, 0))
 
 
 def windows(num_tokens: int, num_scored: int, max_len: int) -> list[Window]:

@@ -76,6 +76,17 @@ def make_task(job: Job, tokenizer: "Tokenizer", spec: "ModelSpec", *, shares_pre
             return EmbedTask(job, spec.hidden_size, shares_prefixes=shares_prefixes)
 
 
+def cached_tokens(job: Job, shared_len: int, prompt_tokens: int) -> int:
+    """What the column of that name says of a row that shares `shared_len` tokens with the one before it in plan order,
+    where prefixes are shared."""
+    match job.task:
+        case "score":
+            return score.cached_len(shared_len, prompt_tokens)
+        case "embed":
+            return embed.cached_len(shared_len, job.pooling)
+    return shared_len
+
+
 def result_schema(job: Job, spec: "ModelSpec") -> pa.Schema:
     """The columns that the job's task adds to the input's, known before anything runs."""
     match job.task:

@@ -90,7 +90,7 @@ def test_failures_that_pass_cost_no_row_anything(first: int, overlaps: bool) -> 
     check(run(make_engine(runner), requests), requests, set())
 
 
-@pytest.mark.parametrize("num_blocks", [23, 24, 27, 29])
+@pytest.mark.parametrize("num_blocks", [23, 24, 27])
 def test_a_row_that_leaves_while_its_step_is_in_flight_is_not_waited_for(
     num_blocks: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -38,5 +38,10 @@ def test_states_are_not_shared_whatever_the_job_says(mode: PrefixCaching) -> Non
     assert sharing == Sharing(False, "the model keeps states, which belong to whole prefixes and not to blocks of them")
 
 
+def test_choices_of_a_row_share_its_prompt_whatever_the_rows_share() -> None:
+    assert decide("auto", replace(summary(100_000, 0), task="choose")) == Sharing(True)
+    assert decide("off", replace(summary(100_000, 0), task="choose")) == Sharing(False)
+
+
 def test_no_prompts_need_no_reason() -> None:
     assert decide("auto", summary(0, 0)) == Sharing(True)

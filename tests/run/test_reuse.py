@@ -22,6 +22,8 @@ from batchrun.store.verify import verify
 from tests.run.conftest import EchoJob, echo_text, ignore
 from tests.run.test_kill import SLOW, committed, kill_again_and_again
 
+CHOOSE = {"task": "choose", "choice": ["yes", "no", "not at all"]}
+
 
 def nights(make_job, tmp_path, num_rows=200, num_new=10, num_gone=6):
     """Yesterday's job, and today's: some rows at random places are new, some are gone, the others in another order."""
@@ -65,6 +67,22 @@ def test_the_result_is_byte_for_byte_the_one_that_would_have_been_computed(echo_
     assert outcome.errors == {"empty_prompt": 2}
     assert reusing.result() == computing.result()
     assert verify(reusing.out).is_ok
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"task": "score", "target_col": "target"}, {"task": "embed", "pooling": "mean"}, {"task": "embed"}, CHOOSE],
+    ids=["score", "mean", "last", "choose"],
+)
+def test_so_it_is_for_rows_that_are_read(tmp_path, options):
+    prompts = [f"{'the same beginning ' * (row % 4)}{row % 50}" for row in range(70)]
+    targets = [f" {'ab' * (row % 3)} {row}" for row in range(70)]
+    yesterday = day(tmp_path / "yesterday", prompts[:50], target=targets[:50])
+    yesterday.submit(**options)
+    reusing, computing = (day(tmp_path / name, prompts, target=targets) for name in ("reusing", "computing"))
+    computing.submit(**options)
+    assert reusing.submit(reuse=str(yesterday.out), **options).reused >= 50
+    assert reusing.result() == computing.result()
 
 
 def test_rows_that_vanished_are_counted_and_kept_in_a_file(echo_job, tmp_path):
