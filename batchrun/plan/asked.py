@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from batchrun.plan.params import merged
 
 if TYPE_CHECKING:
@@ -30,9 +28,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Tokens that a row needs room for behind those planned for it, and those whose probability it asks for."""
+    """Tokens that a row needs room for behind those planned for it, how many of them one sequence has at most, and
+    those whose probability the row asks for."""
 
     output_len: int
+    sequence_len: int
     num_asked: int
 
 
@@ -67,13 +67,13 @@ def size_of(job: "Job") -> Callable[[str | None], Size]:
     match job.task:
         case "generate":
             sampling = partial(merged, job.sampling)
-            return lru_cache(_KEPT)(lambda asked: Size(sampling(asked).max_tokens, 0))
+            return lru_cache(_KEPT)(lambda asked: _size_of_output(sampling(asked).max_tokens))
         case "score":
-            return lru_cache(_KEPT)(lambda asked: Size(0, target_tokens(asked or "")))
+            return lru_cache(_KEPT)(lambda asked: Size(0, 0, target_tokens(asked or "")))
         case "choose":
             return lru_cache(_KEPT)(_size_of_choices)
         case "embed":
-            return lambda asked: Size(0, 0)
+            return lambda asked: Size(0, 0, 0)
 
 
 def is_foldable(job: "Job") -> Callable[[str | None], bool]:
@@ -84,7 +84,12 @@ def is_foldable(job: "Job") -> Callable[[str | None], bool]:
     return lru_cache(_KEPT)(lambda asked: sampling(asked).is_greedy)
 
 
+def _size_of_output(max_tokens: int) -> Size:
+    return Size(max_tokens, max_tokens, 0)
+
+
 def _size_of_choices(asked: str | None) -> Size:
     choices = choices_of(asked or "")
     # The prompt's own end is one of the contexts, and is computed with the prompt.
-    return Size(len(contexts_of(choices)) - 1, int(np.sum([len(choice.token_ids) for choice in choices])))
+    lengths = [len(choice.token_ids) for choice in choices]
+    return Size(len(contexts_of(choices)) - 1, max(lengths) - 1, sum(lengths))

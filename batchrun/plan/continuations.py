@@ -159,7 +159,7 @@ def _chunks(prompts: Sequence[str], texts: Sequence[tuple[str, ...]]) -> Iterato
     """Consecutive slices of rows whose texts have some MiB in all."""
     begin = size = 0
     for at, (prompt, own) in enumerate(zip(prompts, texts, strict=True)):
-        size += len(prompt) * (1 + len(own))
+        size += len(prompt) * (1 + len(own)) + sum(map(len, own))
         if size >= _TOKENISED_CHARS:
             yield begin, at + 1
             begin, size = at + 1, 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # to see that it does not fit; near the place of the cut the tokens may differ, so a margin of them is not relied on.
 _CHARS_PER_TOKEN = 32
 _PROBED_CHARS = 1 << 20
-MARGIN_TOKENS = 64
+_MARGIN_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,10 @@ class Fit:
         if len(text) <= num_chars:
             return text
         return text[-num_chars:] if self.on_overlong == "truncate-left" else text[:num_chars]
+
+    def is_misjudged(self, text: str, probe: str, num_tokens: int) -> bool:
+        """Whether a text may fit of which only the probe was tokenised, to `num_tokens`."""
+        return len(probe) < len(text) and num_tokens <= self.max_prompt_len + _MARGIN_TOKENS
 
     def apply(self, row: int, ids: "TokenIds", bos: int | None, given: int | None = None) -> "TokenIds | RowError":
         """The ids that run, without a doubled BOS; a cut prompt keeps its BOS.

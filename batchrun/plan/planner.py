@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchrun.errors import StorageFailed, UsageError
 from batchrun.observe.events import Observe, PlanProgress
-from batchrun.plan.asked import is_foldable, size_of
+from batchrun.plan.asked import Size, is_foldable, size_of
 from batchrun.plan.cells import row_numbers
 from batchrun.plan.estimate import PeakTokens, element_bytes
 from batchrun.plan.fit import effective_max_model_len
@@ -158,7 +158,8 @@ class _Planner:
         shared_with_last = 0
         for rows in self._samples.spread(self._order.sorted(self._is_foldable), self._is_foldable):
             lengths = rows.lengths
-            output_len = self._output_len(rows.params, lengths)
+            sizes = [self._size(params) for params in rows.params]
+            output_len = self._room_behind(lengths, [size.output_len for size in sizes])
             shared = np.concatenate([[shared_with_last], rows.keep_len[:-1].astype(np.int64)])
             shared_with_last = int(rows.keep_len[-1])
             # In whole blocks; of a block that is shared in part each row has its own, as it has of its last token's.
@@ -168,7 +169,7 @@ class _Planner:
             forked = (self._job.num_beams - 1) * (whole - lengths // size * size)
             self._peak.add(np.minimum(shared, lengths - 1) // size * size, whole + forked, np.zeros_like(lengths))
             self._writer.add(rows, output_len)
-            self._count(rows, shared, output_len)
+            self._count(rows, shared, output_len, sizes)
             self._observe(PlanProgress(tally.num_unique + tally.num_duplicates, "order"))
         self._observe(PlanProgress(tally.num_unique + tally.num_duplicates, "order", is_last=True))
 
@@ -218,11 +219,13 @@ class _Planner:
             if tally.sample_row is None:
                 tally.sample, tally.sample_row = rendered.sample or "", int(rendered.row_idx[good[0]])
 
-    def _output_len(self, params: Iterable[str | None], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        wanted = np.fromiter((self._size(each).output_len for each in params), dtype=np.int64, count=len(lengths))
-        return np.minimum(wanted, np.maximum(self._max_model_len - lengths, 0))
+    def _room_behind(self, lengths: NDArray[np.int64], wanted: list[int]) -> NDArray[np.int64]:
+        """Tokens behind those of a row, as far as the model's length has room for them."""
+        return np.minimum(np.array(wanted, np.int64), np.maximum(self._max_model_len - lengths, 0))
 
-    def _count(self, rows: OrderedRows, shared: NDArray[np.int64], output_len: NDArray[np.int64]) -> None:
+    def _count(
+        self, rows: OrderedRows, shared: NDArray[np.int64], output_len: NDArray[np.int64], sizes: list[Size]
+    ) -> None:
         tally, lengths = self._tally, rows.lengths
         num_duplicates = np.fromiter(map(len, rows.duplicates), dtype=np.int64, count=len(lengths))
         tally.num_unique += len(lengths)
@@ -237,9 +240,10 @@ class _Planner:
                 int(lengths[longest]),
                 int(rows.row_idx[longest]) // self._samples.num,
             )
+        sequence_len = lengths + np.array([size.sequence_len for size in sizes], np.int64)
         # A longer text is computed in windows.
-        tally.longest_len = max(tally.longest_len, min(int((lengths + output_len).max()), self._max_model_len))
-        tally.asked_tokens += sum(self._size(params).num_asked for params in rows.params)
+        tally.longest_len = max(tally.longest_len, min(int(sequence_len.max()), self._max_model_len))
+        tally.asked_tokens += sum(size.num_asked for size in sizes)
 
 
 def _ignore(event: object) -> None:

@@ -3,7 +3,7 @@
 Knows nothing of files, sorting or engines. Whatever is wrong with one row becomes that row's `RowError`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,9 @@ from batchrun.grammars import ConstraintUnsupported, Grammars
 from batchrun.plan.asked import asked_choices, asked_target
 from batchrun.plan.batch_requests import CUSTOM_ID, BatchRequests
 from batchrun.plan.cells import column_values, row_numbers
-from batchrun.plan.continuations import Continuations, Joined, continuations, join, prefix_token
-from batchrun.plan.fit import MARGIN_TOKENS, Fit
+from batchrun.plan.continuations import Continuations, Joined, continuations
+from batchrun.plan.encoding import Encoding, GivenTokens, Prompts, TextsBehind, WholeTexts
+from batchrun.plan.fit import Fit
 from batchrun.plan.params import ParamsReader, can_hold_params, check_beams, check_token_ids, overriding
 from batchrun.plan.prompt_source import MessagesColumn, has_prompt, prompt_source
 from batchrun.plan.source import require_column
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from batchrun.job import Job
     from batchrun.model_spec import ModelSpec
     from batchrun.tokenizer import Conversation, Tokenizer
-
-_TOKENISED_CHARS = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +105,16 @@ class PromptRenderer:
             if not can_hold_params(kind):
                 raise DataError(f"--params-col: column {job.params_col!r} is {kind}; make it a struct or JSON text")
         self._fit = Fit.of(job, spec)
+        self._encoding = self._make_encoding()
+
+    def _make_encoding(self) -> Encoding:
+        if self._takes_tokens:
+            return GivenTokens(self._tokenizer, is_rolling=self._is_rolling)
+        if self._is_rolling:
+            return WholeTexts(self._tokenizer)
+        if self._continuations is not None:
+            return TextsBehind(self._tokenizer, self._fit, adds_special_tokens=not self._uses_chat)
+        return Prompts(self._tokenizer, self._fit, adds_special_tokens=not self._uses_chat)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -140,7 +149,7 @@ class PromptRenderer:
         token_ids: list[TokenIds] = [np.empty(0, dtype=np.int32)] * len(rows)
         sample: str | None = None
         good = [index for index, error in enumerate(errors) if error is None]
-        tokenised = self._joined([texts[index] for index in good], [asked[index] for index in good])
+        tokenised = self._encoding.encode([texts[index] for index in good], [asked[index] for index in good])
         for index, joined in zip(good, tokenised, strict=True):
             outcome = self._fitted(int(rows[index]), joined)
             if isinstance(outcome, RowError):
@@ -163,23 +172,6 @@ class PromptRenderer:
             else:
                 nothing[index] = texts
         return nothing
-
-    def _joined(self, texts: list[Any], asked: list[tuple[Any, ...]]) -> Iterator[Joined]:
-        """The tokens of each text, and of what is behind it."""
-        if self._takes_tokens:
-            for ids, behind in zip(texts, asked, strict=True):
-                yield Joined(prefix_token(self._tokenizer), [ids]) if self._is_rolling else Joined(ids, list(behind))
-        elif self._continuations is not None:
-            probes = [self._fit.probe(text) for text in texts]
-            yield from join(self._tokenizer, probes, asked, add_special_tokens=not self._uses_chat)
-        elif self._is_rolling:
-            first = prefix_token(self._tokenizer)
-            for chunk in _chunks(texts):
-                for ids in self._tokenizer.encode(chunk, add_special_tokens=False):
-                    yield Joined(first, [ids])
-        else:
-            for ids in self._tokenise(texts):
-                yield Joined(ids, [])
 
     def _fitted(self, row: int, joined: Joined) -> "TokenIds | RowError":
         """The tokens to plan for a row: its prompt, and the text that is to be scored."""
@@ -303,17 +295,6 @@ class PromptRenderer:
             reason = f"the chat template refuses it: {type(error).__name__}: {error}; correct the messages"
             return RowError("template_error", reason)
 
-    def _tokenise(self, texts: list[str]) -> "Iterator[TokenIds]":
-        """The ids of each text; of a hopelessly long one only so many that it is seen not to fit."""
-        for chunk in _chunks(texts):
-            probes = [self._fit.probe(text) for text in chunk]
-            encoded = self._tokenizer.encode(probes, add_special_tokens=not self._uses_chat)
-            for text, probe, ids in zip(chunk, probes, encoded, strict=True):
-                if len(probe) < len(text) and len(ids) <= self._fit.max_prompt_len + MARGIN_TOKENS:
-                    yield self._tokenizer.encode([text], add_special_tokens=not self._uses_chat)[0]
-                else:
-                    yield ids
-
 
 def _refuse_surrogates(texts: list[Any]) -> None:
     """Replaces texts that have no UTF-8 form (half a surrogate pair, from JSON) by an error, in place."""
@@ -323,17 +304,3 @@ def _refuse_surrogates(texts: list[Any]) -> None:
         for index, text in enumerate(texts):
             if isinstance(text, str) and any("\ud800" <= char <= "\udfff" for char in text):
                 texts[index] = RowError("invalid_utf8", "half a surrogate pair has no UTF-8 form; re-encode the text")
-
-
-def _chunks(texts: list[str]) -> Iterator[list[str]]:
-    """The texts in order, some MiB at a time."""
-    chunk: list[str] = []
-    size = 0
-    for text in texts:
-        chunk.append(text)
-        size += len(text)
-        if size >= _TOKENISED_CHARS:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk

@@ -273,3 +273,9 @@ for limit in (16_000, 64_000):
         len(shared) + trie_size([f"{each:05}" for each in numbers[:limit]]) for limit in (16_000, 64_000)
     )
     assert mib[1] - mib[0] < 64
+
+
+def test_choices_of_a_row_take_room_one_at_a_time(planned: Callable[..., Plan]) -> None:
+    """Of each all but the last token is computed, as a sequence of its own."""
+    plan = planned(pa.table({"prompt": ["abc"]}), task="choose", choice=[" yes", " no", " nothing"], chat="off")
+    assert plan.summary.longest_len == plan.summary.longest_prompt + len(" nothing") - 1

@@ -274,3 +274,15 @@ def test_huge_text_of_few_tokens_is_tokenised_whole(job: MakeJob, spec: ModelSpe
     rows = batch(t=["x" * (2 << 20)])
     rendered = renderer(job(prompt_col="t"), rows, spec, OneTokenTokenizer()).render(rows)
     assert rendered.token_ids[0].tolist() == [2 << 20]
+
+
+def test_so_is_one_with_a_target_behind_it(job: MakeJob, spec: ModelSpec) -> None:
+    """Only letters other than x are tokens."""
+
+    class SparseTokenizer(EchoTokenizer):
+        def encode(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
+            return super().encode([text.replace("x", "") for text in texts], add_special_tokens=False)
+
+    rows = batch(t=["a" + "x" * (2 << 20) + "b"] * 2, target=["c", "cc"])
+    made = renderer(job(prompt_col="t", task="score", target_col="target"), rows, spec, SparseTokenizer())
+    assert texts(made.render(rows)) == ["abc", "abcc"]
