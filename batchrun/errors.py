@@ -9,6 +9,7 @@ from typing import Literal, get_args
 RowErrorType = Literal[
     "overlong_prompt",
     "empty_prompt",
+    "empty_target",
     "template_error",
     "invalid_params",
     "invalid_utf8",

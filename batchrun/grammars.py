@@ -12,6 +12,7 @@ import numpy as np
 
 from batchrun.engine.grammar import Asked, Constraint, Matcher, TokenBits
 from batchrun.errors import UsageError
+from batchrun.schema_keywords import misspelt
 from batchrun.tokenizer import EchoTokenizer, HFTokenizer, Tokenizer
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class Grammars:
         tokenizer = self._vocabulary
         from llguidance import LLMatcher
 
+        if constraint.name == "json_schema" and (found := misspelt(constraint.text)) is not None:
+            raise ConstraintUnsupported(
+                constraint, f"{found[0]!r} is no keyword of a schema; did you mean {found[1]!r}?"
+            )
         first = LLMatcher(tokenizer, _grammar_text(constraint), log_level=0)
         if first.is_error():
             raise ConstraintUnsupported(constraint, _in_a_line(first.get_error()))

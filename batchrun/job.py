@@ -342,7 +342,11 @@ class Job(BaseModel):
                 raise ValueError(f"--{name.replace('_', '-')} is for --task {owner}, not {self.task}")
         if self.task == "score" and self.target_col is None:
             raise ValueError("--task score needs --target-col: whose probability is wanted")
-        if self.task == "choose" and bool(self.choice) == (self.choices_col is not None):
+        if self.choice and self.choices_col is not None:
+            raise ValueError(
+                "--choice and --choices-col exclude each other: all rows have the same choices, or their own"
+            )
+        if self.task == "choose" and not self.choice and self.choices_col is None:
             raise ValueError("--task choose needs the choices: --choice for each, or --choices-col")
         if self.choice and (len(self.choice) < 2 or len({*self.choice}) < len(self.choice) or "" in self.choice):
             raise ValueError("--choice should be given twice or more, each time with another text")

@@ -77,7 +77,7 @@ class TargetColumn:
             message = (
                 f"row {row}: column {self._name!r} is {what}, so nothing is to be scored; fill it or filter the row"
             )
-            return RowError("empty_prompt", message)
+            return RowError("empty_target", message)
         return (value,)
 
 

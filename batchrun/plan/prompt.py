@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchrun.engine.grammar import Constraint
-from batchrun.errors import DataError, RowError, UsageError
+from batchrun.errors import DataError, RowError, RowErrorType, UsageError
 from batchrun.grammars import ConstraintUnsupported, Grammars
 from batchrun.plan.asked import asked_choices, asked_target
 from batchrun.plan.batch_requests import CUSTOM_ID, BatchRequests
@@ -177,7 +177,8 @@ class PromptRenderer:
         """The tokens to plan for a row: its prompt, and the text that is to be scored."""
         if any(not len(ids) for ids in joined.endings):
             what = "text has no tokens" if self._is_rolling else "text behind the prompt has no tokens of its own"
-            return RowError("empty_prompt", f"row {row}: the {what}; give it more, or begin it with a space")
+            kind: RowErrorType = "empty_prompt" if self._is_rolling else "empty_target"
+            return RowError(kind, f"row {row}: the {what}; give it more, or begin it with a space")
         if self._is_rolling:
             return np.concatenate([joined.prompt, *joined.endings])
         given = max((len(ids) for ids in joined.endings), default=1 if self._task == "embed" else None)

@@ -3,6 +3,7 @@
 Knows nothing of text.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,4 +69,9 @@ class TargetTokens:
 
     def read(self, batch: pa.RecordBatch) -> "list[tuple[TokenIds, ...] | RowError]":
         """The ids of each row."""
-        return [ids if isinstance(ids, RowError) else (ids,) for ids in self._column.read(batch)]
+        return [self._target(ids) for ids in self._column.read(batch)]
+
+    def _target(self, ids: "TokenIds | RowError") -> "tuple[TokenIds, ...] | RowError":
+        if not isinstance(ids, RowError):
+            return (ids,)
+        return replace(ids, type="empty_target") if ids.type == "empty_prompt" else ids

@@ -41,24 +41,24 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the rules look at. `best_hit_rate` is the plan's: no order of rows finds more."""
+    """What the rules look at. `best_hit_rate` is the plan's: no order of rows finds more; None: not all of it ran."""
 
     total: Sample
     samples: tuple[Sample, ...]
     shares_prefixes: bool
     is_gpu: bool
     max_num_seqs: int
-    best_hit_rate: float
+    best_hit_rate: float | None
 
     def time_with(self, holds: Callable[[Sample], bool]) -> float:
         """The share of the time in which `holds`."""
         return sum(sample.seconds for sample in self.samples if holds(sample)) / max(self.total.seconds, 1e-9)
 
 
-def judge(series: Series, best_hit_rate: float) -> tuple[Verdict, ...]:
+def judge(series: Series, best_hit_rate: float | None) -> tuple[Verdict, ...]:
     """Every rule's verdict on all runs of a job, the worst first; none before anything has run.
 
-    `best_hit_rate` is the share of the prompt tokens that the plan finds shared.
+    `best_hit_rate` is the share of the prompt tokens that the plan finds shared; None: not all of its rows ran.
     """
     total = series.total
     if total is None:
@@ -154,6 +154,8 @@ def _hits(seen: _Seen) -> Verdict:
     if not seen.shares_prefixes:
         return Verdict("prefix hit rate", "ok", "rows share no prefixes in this job", limit)
     rate, best = seen.total.counters.hit_rate, seen.best_hit_rate
+    if best is None:
+        return Verdict("prefix hit rate", "unknown", f"{rate:.1%} so far; not all rows of the plan have run", limit)
     is_low = rate < _HIT_RATE
     advice = "the rows share little: it may help to put what rows have in common first in the template"
     if is_low and best - rate > 0.05:

@@ -31,19 +31,26 @@ def compare(at: Layout) -> tuple[Compared, ...]:
     Actual figures are of all its runs, work that a kill lost included. Raises StorageFailed when the plan is damaged.
     """
     plan = at.read_plan_summary() or {}
-    return compared(plan, read_hint(at.estimate), read(at.series))
+    return compared(plan, read_hint(at.estimate), read(at.series), is_copied=at.reused.exists())
 
 
-def compared(plan: Mapping[str, Any], estimate: Mapping[str, Any], series: Series) -> tuple[Compared, ...]:
-    """`plan` is the summary of a plan, `estimate` what `batchrun plan` foretold by a measured profile, if it did."""
+def compared(
+    plan: Mapping[str, Any], estimate: Mapping[str, Any], series: Series, *, is_copied: bool
+) -> tuple[Compared, ...]:
+    """`plan` is the summary of a plan, `estimate` what `batchrun plan` foretold by a measured profile, if it did.
+
+    Both are of all rows, so nothing is foretold where some are copied from an earlier job (`is_copied`).
+    """
     total = series.total
     if total is None or not plan:
         return ()
     shares = any(run.facts.get("shares_prefixes") for run in series.runs)
     counters = total.counters
     prompts = plan["unique_prompt_tokens"] if shares else plan["prompt_tokens"]
+    if is_copied:
+        estimate = {}
     return (
-        Compared("prompt tokens computed", "tokens", prompts, counters.computed_prompt_tokens),
+        Compared("prompt tokens computed", "tokens", None if is_copied else prompts, counters.computed_prompt_tokens),
         Compared("output tokens", "tokens", estimate.get("output_tokens"), counters.output_tokens),
         Compared("tokens computed", "tokens", estimate.get("computed_tokens"), counters.computed_tokens),
         Compared("steps", "steps", estimate.get("steps"), counters.steps),

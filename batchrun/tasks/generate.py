@@ -218,6 +218,8 @@ def _bad_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int,
             tuple(ids.tolist())
             for ids in tokenizer.encode([word.lstrip(), f" {word.lstrip()}"], add_special_tokens=False)
         )
+        if not plain:  # its letters are none for this model
+            continue
         found += [plain, spaced] if len(plain) == len(spaced) and plain[0] != spaced[0] else [plain]
     return tuple(found)
 

@@ -78,6 +78,7 @@ def test_a_rows_constraint_takes_the_place_of_the_jobs(cell: dict[str, Any], exp
 @pytest.mark.parametrize(
     ("options", "named"),
     [
+        ({"json_schema": '{"propertis":{}}'}, "'propertis' is no keyword of a schema; did you mean 'properties'"),
         ({"json_schema": '{"type":"array","uniqueItems":true}'}, r'--json-schema .*Unimplemented keys: .*"uniq'),
         ({"json_schema": '{"not":{},"x-guidance":{"lenient":true}}'}, '--json-schema .*Unimplemented keys: .*"not"'),
         ({"json_schema": '{"$ref":"https://example.com/x.json"}'}, "--json-schema .*Default retriever does not fetch"),

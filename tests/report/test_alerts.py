@@ -25,7 +25,7 @@ def waited(*seconds: float) -> Sample:
     return replace(CALM, latencies=Latencies(first_token=histogram))
 
 
-def verdict(rule: str, found: Series, best_hit_rate: float = 0.8) -> Verdict:
+def verdict(rule: str, found: Series, best_hit_rate: float | None = 0.8) -> Verdict:
     return next(each for each in judge(found, best_hit_rate) if each.rule == rule)
 
 
@@ -72,6 +72,11 @@ def test_few_hits_are_the_pools_fault_when_the_plan_finds_more() -> None:
     few = series(counted(prompt_tokens=100, cached_tokens=10))
     assert "--kv-cache-memory" in verdict("prefix hit rate", few, best_hit_rate=0.9).advice
     assert "template" in verdict("prefix hit rate", few, best_hit_rate=0.11).advice
+
+
+def test_few_hits_say_nothing_before_all_of_the_plan_has_run() -> None:
+    found = verdict("prefix hit rate", series(counted(prompt_tokens=100, cached_tokens=10)), best_hit_rate=None)
+    assert (found.state, found.measured) == ("unknown", "10.0% so far; not all rows of the plan have run")
 
 
 def test_a_small_batch_is_the_pools_fault_or_the_steps() -> None:

@@ -47,7 +47,7 @@ def test_targets_are_scored(echo_job):
     job = echo_job(60)
     rows = write(job)
     outcome = job.submit(task="score", target_col="target", **SMALL)
-    assert outcome.errors == {"empty_prompt": 15}
+    assert outcome.errors == {"empty_target": 15}
     for given, row in zip(rows, job.rows(), strict=True):
         if given["target"] is None:
             assert row["target_logprob"] is row["target_logprobs"] is row["target_is_greedy"] is None
@@ -307,7 +307,7 @@ def test_prompts_and_targets_may_be_token_ids(echo_job):
     kind = pa.list_(pa.int64())
     pq.write_table(pa.table({"prompt": pa.array(prompts, kind), "target": pa.array(targets, kind)}), job.source)
     outcome = job.submit(task="score", target_col="target")
-    assert outcome.errors == {"empty_prompt": 3, "invalid_params": 2}
+    assert outcome.errors == {"empty_prompt": 2, "empty_target": 1, "invalid_params": 2}
     rows = job.rows()
     for prompt, target, row in zip(prompts[:2], targets, rows, strict=False):
         context = entries(np.array(prompt + target), 0)
