@@ -334,7 +334,7 @@ class Job(BaseModel):
         """Raises ValueError: options of another task, or one too few."""
         owners = {"target_col": "score", "choice": "choose", "choices_col": "choose", "choice_normalise": "choose",
                   "pooling": "embed", "embedding_norm": "embed", "params_col": "generate", "n": "generate",
-                  "num_beams": "generate", "logprobs": "generate", "reasoning_start": "generate",
+                  "num_beams": "generate", "length_penalty": "generate", "early_stopping": "generate", "logprobs": "generate", "reasoning_start": "generate",
                   "reasoning_end": "generate"}  # fmt: skip
         owners |= {field.name: "generate" for field in fields(SamplingParams)}
         for name, owner in owners.items():
