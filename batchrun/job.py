@@ -333,10 +333,10 @@ class Job(BaseModel):
     def _check_task(self) -> None:
         """Raises ValueError: options of another task, or one too few."""
         owners = {"target_col": "score", "choice": "choose", "choices_col": "choose", "choice_normalise": "choose",
-                  "pooling": "embed", "embedding_norm": "embed", "params_col": "generate", "n": "generate",
-                  "num_beams": "generate", "length_penalty": "generate", "early_stopping": "generate", "logprobs": "generate", "reasoning_start": "generate",
-                  "reasoning_end": "generate"}  # fmt: skip
-        owners |= {field.name: "generate" for field in fields(SamplingParams)}
+                  "pooling": "embed", "embedding_norm": "embed"}  # fmt: skip
+        generated = ("params_col", "n", "num_beams", "length_penalty", "early_stopping", "logprobs", "reasoning_start",
+                     "reasoning_end", *(field.name for field in fields(SamplingParams)))  # fmt: skip
+        owners |= dict.fromkeys(generated, "generate")
         for name, owner in owners.items():
             if owner != self.task and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"--{name.replace('_', '-')} is for --task {owner}, not {self.task}")

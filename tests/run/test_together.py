@@ -108,7 +108,8 @@ def options_of(group):
 def test_what_is_not_generated_has_no_sampling_options(task, name):
     values = {"logit_bias": {3: 1.0}, "json_schema": "{}", "guided_choice": ("a",), "ignore_eos": True, "top_p": 0.5,
               "min_p": 0.5, "stop": ("a",), "bad_words": ("a",), "stop_token_ids": (3,), "regex": "a",
-              "grammar": 'start: "a"', "early_stopping": True, "reasoning_start": "a", "reasoning_end": "a"}  # fmt: skip
+              "grammar": 'start: "a"', "early_stopping": True, "reasoning_start": "a",
+              "reasoning_end": "a"}  # fmt: skip
     with pytest.raises(ValidationError, match=f"--{name.replace('_', '-')} is for --task generate, not {task['task']}"):
         Job(inputs=("in.parquet",), output="out", **task, **{name: values.get(name, 2)})
 
