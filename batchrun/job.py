@@ -39,7 +39,8 @@ _ANSWER_FIELDS = (
     "params_col", "keep_cols", "limit", "on_overlong", "output_prefix", "max_model_len", "quantization",
     "kv_cache_dtype", "deterministic", "partition_by", "order", "n", "logprobs", "reasoning_start", "reasoning_end",
     "num_beams", "length_penalty", "early_stopping",
-    "task", "target_col", "choice", "choices_col", "choice_normalise", "pooling", "embedding_norm",
+    "task", "target_col", "choice", "choices_col", "choice_normalise", "choice_prior", "pooling",
+    "embedding_norm",
 )  # fmt: skip
 # Of these, what makes the prompts and the result's shape: jobs that differ in nothing else give equal prompts equal
 # answers.
@@ -104,6 +105,9 @@ class Job(BaseModel):
     choices_col: str | None = option("Task", None, "choose: column with a row's own list of texts.", "COLUMN")
     choice_normalise: ChoiceNormalise = option(
         "Task", "none", "choose: divide a choice's log-likelihood by its length before choices are compared."
+    )
+    choice_prior: str | None = option(
+        "Task", None, "choose: a prompt that says nothing; probabilities are relative to those behind it.", "TEXT"
     )
     pooling: Literal["last", "mean"] = option("Task", "last", "embed: the last token's hidden state, or all tokens'.")
     embedding_norm: Literal["l2", "none"] = option("Task", "l2", "embed: make every embedding of length 1, or not.")
@@ -333,7 +337,7 @@ class Job(BaseModel):
     def _check_task(self) -> None:
         """Raises ValueError: options of another task, or one too few."""
         owners = {"target_col": "score", "choice": "choose", "choices_col": "choose", "choice_normalise": "choose",
-                  "pooling": "embed", "embedding_norm": "embed"}  # fmt: skip
+                  "choice_prior": "choose", "pooling": "embed", "embedding_norm": "embed"}  # fmt: skip
         generated = ("params_col", "n", "num_beams", "length_penalty", "early_stopping", "logprobs", "reasoning_start",
                      "reasoning_end", *(field.name for field in fields(SamplingParams)))  # fmt: skip
         owners |= dict.fromkeys(generated, "generate")

@@ -4,8 +4,8 @@ Written when a row is planned and read when it runs; canonical, so that equal ro
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -27,13 +27,22 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Prior:
+    """A prompt's tokens, and behind it those of each choice; what the choices' probabilities are held against."""
+
+    prompt_ids: tuple[int, ...]
+    choice_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Size:
     """Tokens that a row needs room for behind those planned for it, how many of them one sequence has at most, and
-    those whose probability the row asks for."""
+    those whose probability the row asks for. `beside_len` has the longest sequence that is not behind them."""
 
     output_len: int
     sequence_len: int
     num_asked: int
+    beside_len: int = 0
 
 
 def asked_target(num_tokens: int) -> str:
@@ -46,10 +55,11 @@ def target_tokens(asked: str) -> int:
     return int(json.loads(asked)["target_tokens"])
 
 
-def asked_choices(texts: tuple[str, ...], token_ids: "list[TokenIds]") -> str:
+def asked_choices(texts: tuple[str, ...], token_ids: "list[TokenIds]", prior: Prior | None) -> str:
     """One of these texts is to be chosen; `token_ids` are theirs, in that order."""
     pairs = [[text, ids.tolist()] for text, ids in zip(texts, token_ids, strict=True)]
-    return json.dumps({"choices": pairs}, ensure_ascii=False, separators=(",", ":"))
+    held = {} if prior is None else {"prior": [prior.prompt_ids, prior.choice_ids]}
+    return json.dumps({"choices": pairs, **held}, ensure_ascii=False, separators=(",", ":"))
 
 
 def choices_of(asked: str) -> tuple[Choice, ...]:
@@ -57,9 +67,15 @@ def choices_of(asked: str) -> tuple[Choice, ...]:
     return tuple(Choice(text, tuple(ids)) for text, ids in json.loads(asked)["choices"])
 
 
-def contexts_of(choices: tuple[Choice, ...]) -> list[tuple[int, ...]]:
+def prior_of(asked: str) -> Prior | None:
+    """What `asked_choices` was given."""
+    found = json.loads(asked).get("prior")
+    return None if found is None else Prior(tuple(found[0]), tuple(map(tuple, found[1])))
+
+
+def contexts_of(choice_ids: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """The beginnings of the choices behind which a token is asked for, sorted: the inner nodes of their trie."""
-    return sorted({choice.token_ids[:end] for choice in choices for end in range(len(choice.token_ids))})
+    return sorted({ids[:end] for ids in choice_ids for end in range(len(ids))})
 
 
 def size_of(job: "Job") -> Callable[[str | None], Size]:
@@ -89,7 +105,17 @@ def _size_of_output(max_tokens: int) -> Size:
 
 
 def _size_of_choices(asked: str | None) -> Size:
-    choices = choices_of(asked or "")
+    choice_ids = [choice.token_ids for choice in choices_of(asked or "")]
+    lengths = list(map(len, choice_ids))
     # The prompt's own end is one of the contexts, and is computed with the prompt.
-    lengths = [len(choice.token_ids) for choice in choices]
-    return Size(len(contexts_of(choices)) - 1, max(lengths) - 1, sum(lengths))
+    size = Size(len(contexts_of(choice_ids)) - 1, max(lengths) - 1, sum(lengths))
+    if (prior := prior_of(asked or "")) is None:
+        return size
+    beside = list(map(len, prior.choice_ids))
+    # Its prompt is the same for all rows, but its end, where something is read, is computed for each.
+    return replace(
+        size,
+        output_len=size.output_len + len(contexts_of(prior.choice_ids)),
+        num_asked=size.num_asked + sum(beside),
+        beside_len=len(prior.prompt_ids) + max(beside) - 1,
+    )

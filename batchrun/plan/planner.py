@@ -242,7 +242,8 @@ class _Planner:
             )
         sequence_len = lengths + np.array([size.sequence_len for size in sizes], np.int64)
         # A longer text is computed in windows.
-        tally.longest_len = max(tally.longest_len, min(int(sequence_len.max()), self._max_model_len))
+        longest_len = min(int(sequence_len.max()), self._max_model_len)
+        tally.longest_len = max(tally.longest_len, longest_len, *(size.beside_len for size in sizes))
         tally.asked_tokens += sum(size.num_asked for size in sizes)
 
 

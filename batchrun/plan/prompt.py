@@ -21,6 +21,7 @@ from batchrun.plan.continuations import Continuations, Joined, continuations
 from batchrun.plan.encoding import Encoding, GivenTokens, Prompts, TextsBehind, WholeTexts
 from batchrun.plan.fit import Fit
 from batchrun.plan.params import ParamsReader, can_hold_params, check_beams, check_token_ids, overriding
+from batchrun.plan.prior import ChoicePrior
 from batchrun.plan.prompt_source import MessagesColumn, has_prompt, prompt_source
 from batchrun.plan.source import require_column
 from batchrun.plan.token_columns import TokensColumn
@@ -106,6 +107,18 @@ class PromptRenderer:
                 raise DataError(f"--params-col: column {job.params_col!r} is {kind}; make it a struct or JSON text")
         self._fit = Fit.of(job, spec)
         self._encoding = self._make_encoding()
+        self._prior = None if job.choice_prior is None else self._make_prior(job.choice_prior, job.choice)
+
+    def _make_prior(self, text: str, choices: tuple[str, ...]) -> ChoicePrior:
+        """Raises UsageError: the choices that all rows have cannot stand behind it, or the chat template refuses it."""
+        (prompt,) = self._chat([self._conversation(text)]) if self._uses_chat else [text]
+        if isinstance(prompt, RowError):
+            raise UsageError(f"--choice-prior: {prompt.message}")
+        adds = not self._uses_chat
+        prior = ChoicePrior(self._tokenizer, prompt, self._fit.max_model_len, adds_special_tokens=adds)
+        if choices:
+            prior.behind(choices)
+        return prior
 
     def _make_encoding(self) -> Encoding:
         if self._takes_tokens:
@@ -155,8 +168,12 @@ class PromptRenderer:
             if isinstance(outcome, RowError):
                 errors[index] = outcome
                 continue
+            try:
+                params[index] = self._said(joined, asked[index], params[index])
+            except UsageError as error:
+                errors[index] = RowError("invalid_params", f"row {rows[index]}: {error}")
+                continue
             token_ids[index] = outcome
-            params[index] = self._said(joined, asked[index], params[index])
             sample = sample if sample is not None else self._shown(texts[index])
         params = [None if error else text for text, error in zip(params, errors, strict=True)]
         return Rendered(rows, token_ids, params, errors, sample)
@@ -189,12 +206,13 @@ class PromptRenderer:
         return np.concatenate([outcome, *joined.endings])
 
     def _said(self, joined: Joined, texts: tuple[str, ...], params: str | None) -> str | None:
-        """What goes with the tokens into the plan."""
+        """What goes with the tokens into the plan. Raises UsageError: a choice cannot stand behind the prior."""
         match self._task:
             case "score":
                 return asked_target(len(joined.endings[0]))
             case "choose":
-                return asked_choices(texts, joined.endings)
+                prior = None if self._prior is None else self._prior.behind(texts)
+                return asked_choices(texts, joined.endings, prior)
         return params
 
     def _check_constraint(self, sampling: "SamplingParams") -> None:

@@ -6,7 +6,7 @@ one token need no more than the prompt's last position.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -15,21 +15,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchrun.engine.request import Completion, Request, TokenLogprobs
+from batchrun.engine.request import Completion, Request, TokenIds, TokenLogprobs
 from batchrun.job import Job
 from batchrun.option_types import ChoiceNormalise
-from batchrun.plan.asked import Choice, choices_of, contexts_of
+from batchrun.plan.asked import Choice, Prior, choices_of, contexts_of, prior_of
 from batchrun.tasks.generate import PlannedRow, prefixed
 from batchrun.tasks.scored import ReadingTask, result_rows, with_usual
 
-COLUMNS = with_usual(
-    [
-        ("label", pa.string()),
-        ("label_prob", pa.float64()),
-        ("choice_logprobs", pa.list_(pa.float64())),
-        ("choice_probs", pa.list_(pa.float64())),
-    ]
+_COLUMNS = (
+    ("label", pa.string()),
+    ("label_prob", pa.float64()),
+    ("choice_logprobs", pa.list_(pa.float64())),
+    ("choice_probs", pa.list_(pa.float64())),
 )
+_PRIOR_COLUMN = ("choice_prior_logprobs", pa.list_(pa.float64()))
 _KEPT = 4096  # lists of choices whose trie is remembered
 Context = tuple[int, ...]  # the beginning of a choice, in tokens
 
@@ -45,37 +44,61 @@ class Chain:
     asked: tuple[tuple[Context, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a row asks: chains behind its prompt and, with a prior, others behind that one's."""
+
+    choices: tuple[Choice, ...]
+    chains: tuple[Chain, ...]
+    prior: Prior | None
+    prior_chains: tuple[Chain, ...]
+
+    @classmethod
+    def of(cls, asked: str) -> "_Asked":
+        choices, prior = choices_of(asked), prior_of(asked)
+        own = tuple(chains([choice.token_ids for choice in choices]))
+        return cls(choices, own, prior, () if prior is None else tuple(chains(prior.choice_ids)))
+
+
 class ChooseTask(ReadingTask):
     """Labels for a job's rows."""
 
     def __init__(self, job: Job, *, shares_prefixes: bool) -> None:
         self.sampling = job.sampling
         self._prefix = job.output_prefix
+        self._columns = columns(job)
         self._normalise: ChoiceNormalise = job.choice_normalise
         self._shares_prefixes = shares_prefixes
-        self._choices = lru_cache(_KEPT)(choices_of)
-        self._chains = lru_cache(_KEPT)(lambda asked: chains(choices_of(asked)))
+        self._asked = lru_cache(_KEPT)(_Asked.of)
 
     def requests(self, row: PlannedRow, output_ids: tuple[int, ...] = ()) -> tuple[Request, ...]:
         """What to run for a row: one request for each chain, in the order in which they share."""
-        found = self._chains(row.params or "")
-        num_prompt = len(row.token_ids)
-        requests = []
+        asked = self._asked(row.params or "")
+        requests = list(self._behind(row.row_idx, row.token_ids, row.keep_len, asked.chains, 0))
+        if asked.prior is not None:
+            prompt = np.array(asked.prior.prompt_ids, np.int32)
+            # Kept whole: it is the same for the next row.
+            requests += self._behind(row.row_idx, prompt, len(prompt), asked.prior_chains, len(requests))
+        return tuple(requests)
+
+    def _behind(
+        self, row_idx: int, prompt: TokenIds, keep_len: int, found: tuple[Chain, ...], branch: int
+    ) -> Iterator[Request]:
+        """Requests for chains behind a prompt, of which `keep_len` tokens are of use afterwards."""
+        num_prompt = len(prompt)
         for at, chain in enumerate(found):
             positions = np.array([num_prompt - 1 + len(context) for context, _ in chain.asked], np.int32)
             wanted = np.array([token for _, token in chain.asked], np.int32)
-            tokens = np.concatenate([row.token_ids, np.array(chain.tokens, np.int32)])
-            keep_len = row.keep_len
-            if at + 1 < len(found):
-                keep_len = num_prompt + shared_len(chain.tokens, found[at + 1].tokens)
+            tokens = np.concatenate([prompt, np.array(chain.tokens, np.int32)])
+            shared = shared_len(chain.tokens, found[at + 1].tokens) if at + 1 < len(found) else None
+            kept = keep_len if shared is None else num_prompt + shared
             reads = TokenLogprobs(positions, wanted)
-            requests.append(Request(row.row_idx, tokens, self.sampling, keep_len, reads=reads, branch=at))
-        return tuple(requests)
+            yield Request(row_idx, tokens, self.sampling, kept, reads=reads, branch=branch + at)
 
     def fold(self, finished: Sequence[tuple[PlannedRow, tuple[Completion, ...]]]) -> pa.Table:
-        """The result rows of finished rows and their duplicates; `COLUMNS`."""
+        """The result rows of finished rows and their duplicates; `columns`."""
         rows = [result for row, completions in finished for result in self._results(row, completions)]
-        return prefixed(pa.Table.from_pylist(rows, schema=COLUMNS), self._prefix)
+        return prefixed(pa.Table.from_pylist(rows, schema=self._columns), self._prefix)
 
     def _results(self, row: PlannedRow, completions: tuple[Completion, ...]) -> list[dict[str, object]]:
         own = {} if any(one.error for one in completions) else self._chosen(row, completions)
@@ -83,35 +106,53 @@ class ChooseTask(ReadingTask):
         return list(result_rows(row, completions, own, cached_tokens, len(row.token_ids)))
 
     def _chosen(self, row: PlannedRow, completions: tuple[Completion, ...]) -> dict[str, object]:
-        choices = self._choices(row.params or "")
-        read: dict[tuple[Context, int], float] = {}
-        for chain, completion in zip(self._chains(row.params or ""), completions, strict=True):
-            assert completion.readings is not None, completion
-            read |= zip(chain.asked, completion.readings[:, 0].tolist(), strict=True)
-        logprobs = np.array([sum(read[step] for step in steps(choice)) for choice in choices])
-        scores = logprobs / lengths(choices, self._normalise)
+        asked = self._asked(row.params or "")
+        num_own = len(asked.chains)
+        logprobs = _logprobs([choice.token_ids for choice in asked.choices], asked.chains, completions[:num_own])
+        said: dict[str, object] = {}
+        held = logprobs
+        if asked.prior is not None:
+            prior = _logprobs(asked.prior.choice_ids, asked.prior_chains, completions[num_own:])
+            said, held = {_PRIOR_COLUMN[0]: prior.tolist()}, logprobs - prior
+        scores = held / lengths(asked.choices, self._normalise)
         probs = np.exp(scores - scores.max())
         probs /= probs.sum()
         best = int(probs.argmax())
-        return {
-            "label": choices[best].text,
+        return said | {
+            "label": asked.choices[best].text,
             "label_prob": float(probs[best]),
             "choice_logprobs": logprobs.tolist(),
             "choice_probs": probs.tolist(),
         }
 
 
-def steps(choice: Choice) -> list[tuple[Context, int]]:
+def columns(job: Job) -> pa.Schema:
+    """The result's, known before anything runs."""
+    return with_usual([*_COLUMNS, *([] if job.choice_prior is None else [_PRIOR_COLUMN])])
+
+
+def _logprobs(
+    choice_ids: Sequence[Context], found: tuple[Chain, ...], completions: Sequence[Completion]
+) -> NDArray[np.float64]:
+    """Of each choice, by what was read in the chains."""
+    read: dict[tuple[Context, int], float] = {}
+    for chain, completion in zip(found, completions, strict=True):
+        assert completion.readings is not None, completion
+        read |= zip(chain.asked, completion.readings[:, 0].tolist(), strict=True)
+    return np.array([sum(read[step] for step in steps(ids)) for ids in choice_ids])
+
+
+def steps(choice_ids: Context) -> list[tuple[Context, int]]:
     """The tokens of a choice, each with what of the choice stands before it."""
-    return [(choice.token_ids[:end], token) for end, token in enumerate(choice.token_ids)]
+    return [(choice_ids[:end], token) for end, token in enumerate(choice_ids)]
 
 
-def chains(choices: tuple[Choice, ...]) -> list[Chain]:
+def chains(choice_ids: Sequence[Context]) -> list[Chain]:
     """The trie of the choices: chains that together have every inner node, ordered so that neighbours share most."""
     asked: defaultdict[Context, list[int]] = defaultdict(list)
-    for context, token in sorted({step for choice in choices for step in steps(choice)}):
+    for context, token in sorted({step for ids in choice_ids for step in steps(ids)}):
         asked[context].append(token)
-    contexts = contexts_of(choices)
+    contexts = contexts_of(choice_ids)
     # Sorted, a context that goes on stands before one that continues it.
     ends = [one for one, following in zip(contexts, [*contexts[1:], ()], strict=True) if following[: len(one)] != one]
     found, known = [], -1

@@ -95,7 +95,7 @@ def result_schema(job: Job, spec: "ModelSpec") -> pa.Schema:
         case "score":
             columns = score.COLUMNS
         case "choose":
-            columns = choose.COLUMNS
+            columns = choose.columns(job)
         case "embed":
             columns = embed.columns(spec.hidden_size)
     return pa.schema([field.with_name(job.output_prefix + field.name) for field in columns])

@@ -102,6 +102,41 @@ def test_length_counts_when_it_is_asked_to(echo_job, how, length):
         assert row["choice_probs"] == pytest.approx((np.exp(scores) / np.exp(scores).sum()).tolist())
 
 
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("prior", ["Answer:", "A prompt that is longer than any row's, but says nothing. Answer: ", ""])
+def test_probabilities_may_be_relative_to_those_behind_another_prompt(echo_job, own, prior):
+    job = echo_job(60)
+    rows = write(job)
+    given = {"choices_col": "choices"} if own else {"choice": CHOICES}
+    job.submit(task="choose", choice_prior=prior, choice_normalise="tokens", **given, **SMALL)
+    for given, row in zip(rows, job.rows(), strict=True):
+        texts = given["choices"] if own else CHOICES
+        assert row["choice_logprobs"] == [sum(logprobs(given["prompt"], text)) for text in texts]
+        assert row["choice_prior_logprobs"] == [sum(logprobs(prior, text)) for text in texts]
+        lifts = np.array(row["choice_logprobs"]) - np.array(row["choice_prior_logprobs"])
+        scores = lifts / np.array(list(map(len, texts)))
+        assert row["choice_probs"] == pytest.approx((np.exp(scores) / np.exp(scores).sum()).tolist())
+        assert row["label"] == texts[int(scores.argmax())]
+    assert verify(job.out).is_ok
+
+
+def test_the_other_prompt_is_computed_once_but_for_its_last_block(echo_job):
+    job, plain = echo_job(40), echo_job(40)
+    prior = "The other prompt is rather long, and the same for all of them:"
+    alone = plain.submit(task="choose", choice=["a", "b"])
+    outcome = job.submit(task="choose", choice=["a", "b"], choice_prior=prior, overwrite=True)
+    num_rows = outcome.rows - outcome.duplicates
+    num_left = (1 + len(prior)) % 16
+    assert outcome.computed_tokens == alone.computed_tokens + 1 + len(prior) - num_left + num_rows * num_left
+
+
+def test_choices_that_cannot_stand_behind_the_other_prompt_are_refused(echo_job):
+    with pytest.raises(UsageError, match=r"--choice-prior has 1,0\d\d tokens with its longest choice, more than"):
+        echo_job(2).submit(task="choose", choice=CHOICES, choice_prior="x" * 1000, max_model_len=1000)
+    with pytest.raises(UsageError, match="--choice-prior is for --task choose, not generate"):
+        echo_job(2).submit(choice_prior="x")
+
+
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_rows_are_embedded(echo_job, pooling):
     job = echo_job(30)

@@ -5,17 +5,12 @@ from collections import Counter
 
 import pytest
 
-from batchrun.plan.asked import Choice
 from batchrun.tasks.choose import chains, shared_len, steps
 from batchrun.tasks.score import Window, windows
 
 
-def choices_of(*token_ids: tuple[int, ...]) -> tuple[Choice, ...]:
-    return tuple(Choice(str(ids), ids) for ids in token_ids)
-
-
 def test_choices_of_one_token_are_one_chain_that_computes_nothing():
-    (chain,) = chains(choices_of((5,), (3,), (9,)))
+    (chain,) = chains([(5,), (3,), (9,)])
     assert chain.tokens == ()
     assert chain.asked == (((), 3), ((), 5), ((), 9))
 
@@ -24,11 +19,11 @@ def test_choices_of_one_token_are_one_chain_that_computes_nothing():
 def test_every_token_is_asked_for_once_and_no_context_computed_twice(seed):
     rng = random.Random(seed)
     texts = {tuple(rng.randint(1, 3) for _ in range(rng.randint(1, 5))) for _ in range(rng.randint(1, 12))}
-    choices = choices_of(*texts)
+    choices = sorted(texts)
     found = chains(choices)
     asked = [pair for chain in found for pair in chain.asked]
     assert Counter(asked) == Counter({step for choice in choices for step in steps(choice)})
-    inner = {choice.token_ids[:end] for choice in choices for end in range(1, len(choice.token_ids))}
+    inner = {choice[:end] for choice in choices for end in range(1, len(choice))}
     computed, last = 0, ()
     for chain in found:
         # What it shares with the chain before it is all that any earlier chain has of it.
