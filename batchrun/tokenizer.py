@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchrun.errors import ModelUnavailable, UsageError
+from batchrun.imports import import_for_tokenizers
 
 if TYPE_CHECKING:
     from batchrun.engine.request import TokenIds
@@ -73,6 +74,7 @@ class HFTokenizer:
         Raises:
             ModelUnavailable: there is none, or it cannot be read.
         """
+        import_for_tokenizers()
         from transformers import AutoTokenizer
 
         try:

@@ -10,6 +10,7 @@ from batchrun.engine.engine import Engine
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Runner
+from batchrun.imports import import_for_models
 from batchrun.job import Job
 from batchrun.observe.events import Message, Observe, RunBegan
 from batchrun.plan.plan import Plan
@@ -137,6 +138,7 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
             num_host_slots=(_ECHO_HOST_BYTES if job.swap_space is None else job.swap_space) // block_bytes,
         )
     # Imported here: planning, status and a complete job need no torch.
+    import_for_models()
     from batchrun.engine.runner import RunnerOptions, TorchRunner, choose_device
 
     limits = usual_limits(is_gpu=choose_device(job.device).type == "cuda")
