@@ -150,13 +150,16 @@ def _read_spec(folder: Path, name: str, trust_remote_code: bool) -> ModelSpec:
             "save them again with save_pretrained, or choose a revision that has them"
         )
     facts = _facts(folder, config, trust_remote_code)
-    heads = facts.num_attention_heads
+    architecture = (config.get("architectures") or [str(config.get("model_type"))])[0]
+    heads = getattr(facts, "num_attention_heads", None)
+    if heads is None or "recurrent" in (getattr(facts, "block_types", None) or ()):
+        raise ModelUnavailable(f"{architecture} has layers without attention whose states are not served")
     kinds = getattr(facts, "layer_types", None) or ["attention"] * facts.num_hidden_layers
     num_states = sum(kind in STATE_LAYERS for kind in kinds)
     texts = [file for pattern in _TEXT_FILES for file in folder.glob(pattern) if "safetensors" not in file.name]
     return ModelSpec(
         name=name,
-        architecture=(config.get("architectures") or [str(config.get("model_type"))])[0],
+        architecture=architecture,
         kv_layers=facts.num_hidden_layers - num_states,
         num_kv_heads=getattr(facts, "num_key_value_heads", None) or heads,
         head_dim=getattr(facts, "head_dim", None) or facts.hidden_size // heads,

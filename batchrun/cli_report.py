@@ -30,11 +30,16 @@ def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> 
         ("prefixes", _prefixes(summary, sharing)),
         _wanted(summary),
         ("KV", _kv(summary)),
-        *([("time", _time(estimate))] if summary.task == "generate" and summary.num_beams == 1 else []),
+        *([("time", _time(estimate))] if _can_be_timed(summary) else []),
         ("units", one_line(f"{len(plan.units):,} in {plan.folder}")),
         ("sample", _sample(summary)),
     ]
     return aligned(lines)
+
+
+def _can_be_timed(summary: "PlanSummary") -> bool:
+    """Whether the time would be known if the model's steps were measured."""
+    return summary.task == "generate" and summary.num_beams == 1 and not summary.has_states
 
 
 def plan_as_dict(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> dict[str, Any]:

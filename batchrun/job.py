@@ -155,6 +155,8 @@ class Job(BaseModel):
         "Sampling",
         1.0,
         "Of beams: the power of its length that a text's log-probability is divided by; above 0: longer texts.",
+        ge=-20,
+        le=20,
     )
     early_stopping: EarlyStopping = option(
         "Sampling",

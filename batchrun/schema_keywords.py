@@ -4,6 +4,7 @@ Words that are like none of JSON Schema's stay what the standard calls annotatio
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,8 +29,8 @@ _WITH_VALUES = frozenset(
     }
 )  # fmt: skip
 _BINDING = _OF_SCHEMAS | _WITH_SCHEMAS | _WITH_VALUES
-_OTHERS = frozenset({"contentEncoding", "contentMediaType", "title", "x-guidance"})  # like some of these, and right
-_SIMILARITY = 0.8
+_OTHERS = frozenset({"contentEncoding", "contentMediaType"})  # like some of these, and right
+_SIMILARITY = 0.88
 
 
 def misspelt(schema_text: str) -> tuple[str, str] | None:
@@ -40,9 +41,18 @@ def misspelt(schema_text: str) -> tuple[str, str] | None:
     for word in _words(json.loads(schema_text)):
         if word in _BINDING | _OTHERS or f'"#/{word}/' in schema_text:
             continue
-        if (meant := nearest(word, sorted(_BINDING), _SIMILARITY)) is not None:
+        if (meant := _meant(word)) is not None:
             return word, meant
     return None
+
+
+def _meant(word: str) -> str | None:
+    """The keyword that the word was to be; a longer or shorter word is another one."""
+    plain = {keyword.lower(): keyword for keyword in _BINDING}
+    if (same := plain.get(re.sub("[-_]", "", word.lower()))) is not None:
+        return same
+    meant = nearest(word, sorted(_BINDING), _SIMILARITY)
+    return None if meant is None or meant.startswith(word) or word.startswith(meant) else meant
 
 
 def _words(schema: Any) -> Iterator[str]:

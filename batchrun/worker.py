@@ -300,7 +300,8 @@ class Worker:
     def _progress(self, plan: Plan, elapsed_s: float) -> RunProgress:
         statistics = self._engine.statistics()
         counters, summary, tally = statistics.counters, plan.summary, self._tally
-        work = summary.unique_prompt_tokens + round(
+        prompt_tokens = summary.unique_prompt_tokens if self._engine.shares_prefixes else summary.prompt_tokens
+        work = prompt_tokens + round(
             summary.num_unique * self._task.num_beams * self._engine.mean_output_len(self._task.sampling)
         )
         if tally.num_done == summary.num_rows:

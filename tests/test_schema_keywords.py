@@ -32,6 +32,15 @@ def test_a_misspelt_keyword_is_found_wherever_schemas_are(schema: object) -> Non
         {"type": "object", "properties": {"patternPropertis": {"type": "string"}, "requird": {}}},
         {"enum": [WRONG], "const": WRONG, "default": WRONG, "examples": [WRONG]},
         {"x-order": 3, "ui:widget": "text", "comment": "said by nobody", "markdownDescription": "..."},
+        {
+            "note": "",
+            "definition": "",
+            "item": "",
+            "multiple": 2,
+            "formats": [],
+            "patterns": [],
+            "types": [],
+        },
         {"defs": {"a": {"type": "null"}}, "$ref": "#/defs/a"},
     ],
 )

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from batchrun.latency import Latencies, RowTime
 
 _log = logging.getLogger(__name__)
 # From then on it is the engine that fails: so many rows that fail alone, one after another and no step between them, or
-# so many failures that no row has alone, with fewer steps than these between them.
+# so many failures that no row has alone, with fewer steps than these between them, or nothing gained.
 _MOST_FALLEN, _MOST_UNEXPLAINED, _FORGETS_AFTER = 8, 3, 100
 
 
@@ -79,6 +80,7 @@ class Engine:
         self._num_worked = 0  # steps since the last failure
         self._num_fallen = 0
         self._num_unexplained = 0
+        self._gained_before = 0  # when the last step failed
 
     @property
     def has_work(self) -> bool:
@@ -92,6 +94,10 @@ class Engine:
     def capacity(self) -> int:
         """Tokens that the KV pool can hold."""
         return self.scheduler.capacity
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return self.scheduler.blocks.shares_prefixes
 
     def most_tokens(self, request: Request) -> int:
         """Tokens of the KV pool that a row takes at most, with all its beams; must not exceed `capacity`."""
@@ -158,7 +164,10 @@ class Engine:
 
     def _recover(self, error: Exception) -> None:
         """Ends the rows that a step fails with, and has the others computed again."""
-        self._flight = None
+        if self._flight is not None:
+            # What the step before it has sampled may be what it fails behind.
+            with suppress(_StepFailed):
+                self._land()
         begun = self.scheduler.start_over()
         rows = _rows_of(begun)
         reason = _in_a_line(error)
@@ -167,9 +176,9 @@ class Engine:
         culprits = {culprit.sequence.request.key: culprit for culprit in found}  # of a row's beams one is enough
         fallen = _rows_of(culprit.sequence for culprit in culprits.values())
         self._num_fallen += len(fallen)
-        is_new = bool(culprits) or self._num_worked >= _FORGETS_AFTER
+        is_new = bool(culprits) or (self._num_worked >= _FORGETS_AFTER and self._gained > self._gained_before)
         self._num_unexplained = (0 if is_new else self._num_unexplained) + (not culprits)
-        self._num_worked = 0
+        self._num_worked, self._gained_before = 0, self._gained
         if self._num_unexplained == _MOST_UNEXPLAINED:
             raise EngineFailed(f"steps fail again and again, and no row fails alone: {reason}", rows) from error
         if len(fallen) == len(rows) and (len(rows) > 1 or self._num_fallen >= _MOST_FALLEN):
@@ -177,6 +186,11 @@ class Engine:
         for culprit in culprits.values():
             message = f"the engine fails on this row: {_in_a_line(culprit.error)}"
             self._ended.append(self.scheduler.fail(culprit.sequence, RowError("engine_error", message)))
+
+    @property
+    def _gained(self) -> int:
+        """Rows and tokens that no failure can take back."""
+        return self.scheduler.counters.rows_finished + self.scheduler.counters.output_tokens
 
     def stop_admitting(self) -> tuple[Request, ...]:
         """Forgets the waiting rows, which nobody has begun; they are returned."""

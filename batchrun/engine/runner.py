@@ -205,7 +205,10 @@ class TorchRunner:
         if batch.reads:
             return self._launch_reading(batch)
         nothing = _Chosen(self._model.place.new_empty(0, dtype=torch.int64))
-        parts = self._split(batch, self._sample) if batch.items else [nothing]
+        # All rows of a job ask for them or none does; with beams some may ask for more.
+        asked = [item.sequence.request.num_logprobs for item in batch.items]
+        num_top = max((num for num in asked if num is not None), default=None)
+        parts = self._split(batch, partial(self._sample, num_top)) if batch.items else [nothing]
         tokens = torch.cat([part.tokens for part in parts])
         logprobs = [part.logprobs.on_host() for part in parts if part.logprobs is not None]
         self._last = Samples(tokens, {item.sequence: place for place, item in enumerate(batch.sampled)})
@@ -218,11 +221,9 @@ class TorchRunner:
         on_host = tuple(Read(part.items, to_host(part.readings)) for part in parts)
         return Reading(batch, on_host, self._queues.compute.record(), self._host)
 
-    def _sample(self, batch: ScheduledBatch) -> "_Chosen":
+    def _sample(self, num_top: int | None, batch: ScheduledBatch) -> "_Chosen":
+        """`num_top` likeliest tokens are told of each; None: no log-probability."""
         logits = self._logits(batch)
-        # All rows of a job ask for them or none does; with beams some may ask for more.
-        asked = [item.sequence.request.num_logprobs for item in batch.items]
-        num_top = max((num for num in asked if num is not None), default=None)
         # A copy: what is masked for sampling counts all the same.
         raw = logits.clone() if num_top is not None else None
         # A GPU computes the logits meanwhile.

@@ -10,6 +10,7 @@ from batchrun.engine.engine import Engine
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Runner
+from batchrun.errors import ModelUnavailable
 from batchrun.imports import import_for_models
 from batchrun.job import Job
 from batchrun.observe.events import Message, Observe, RunBegan
@@ -71,11 +72,12 @@ def run(
     spec = checkpoint.spec
     _log.info("loading %s", spec.name)
     runner = build_runner(job, checkpoint)
+    if bool(runner.num_state_slots) != spec.has_states:
+        raise ModelUnavailable(f"{spec.name} keeps states where its config.json says nothing of them, or the reverse")
     sharing = decide(job.prefix_caching, plan.summary)
     if sharing.reason:
         observe(Message("info", f"prefix caching is off: {sharing.reason}"))
-    shares_prefixes = sharing.is_on and not runner.num_state_slots
-    config = configure(job, runner, spec.eos_token_ids, shares_prefixes=shares_prefixes)
+    config = configure(job, runner, spec.eos_token_ids, shares_prefixes=sharing.is_on)
     engine = Engine(config, runner, tokenizer.decode)
     observe(
         RunBegan(
@@ -84,11 +86,11 @@ def run(
             pool_bytes=runner.num_blocks * runner.block_bytes,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            shares_prefixes=shares_prefixes,
+            shares_prefixes=sharing.is_on,
             is_gpu=runner.is_gpu,
         )
     )
-    task = make_task(job, tokenizer, spec, shares_prefixes=shares_prefixes)
+    task = make_task(job, tokenizer, spec, shares_prefixes=sharing.is_on)
     pace = Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout, job.abort_after)
     worker = Worker(engine, task, store, observe, stop, pace)
     began = time.monotonic()

@@ -161,13 +161,14 @@ class _Planner:
             sizes = [self._size(params) for params in rows.params]
             output_len = self._room_behind(lengths, [size.output_len for size in sizes])
             shared = np.concatenate([[shared_with_last], rows.keep_len[:-1].astype(np.int64)])
-            shared_with_last = int(rows.keep_len[-1])
             # In whole blocks; of a block that is shared in part each row has its own, as it has of its last token's.
             # So have its beams.
             size = self._job.block_size
+            kept = np.zeros_like(lengths) if self._has_states else np.minimum(shared, lengths - 1) // size * size
+            shared_with_last = int(rows.keep_len[-1])
             whole = -(-(lengths + output_len) // size) * size
             forked = (self._job.num_beams - 1) * (whole - lengths // size * size)
-            self._peak.add(np.minimum(shared, lengths - 1) // size * size, whole + forked, np.zeros_like(lengths))
+            self._peak.add(kept, whole + forked, np.zeros_like(lengths))
             self._writer.add(rows, output_len)
             self._count(rows, shared, output_len, sizes)
             self._observe(PlanProgress(tally.num_unique + tally.num_duplicates, "order"))

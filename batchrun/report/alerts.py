@@ -155,7 +155,9 @@ def _hits(seen: _Seen) -> Verdict:
         return Verdict("prefix hit rate", "ok", "rows share no prefixes in this job", limit)
     rate, best = seen.total.counters.hit_rate, seen.best_hit_rate
     if best is None:
-        return Verdict("prefix hit rate", "unknown", f"{rate:.1%} so far; not all rows of the plan have run", limit)
+        return Verdict(
+            "prefix hit rate", "unknown", f"{rate:.1%} of the rows that ran, not all that are planned", limit
+        )
     is_low = rate < _HIT_RATE
     advice = "the rows share little: it may help to put what rows have in common first in the template"
     if is_low and best - rate > 0.05:

@@ -58,13 +58,8 @@ def gather(out: Path, name: str) -> Facts:
         series=series,
         results=read_results(parts, job.get("output_prefix", ""), now.errors, job.get("n", 1)),
         compared=compared(plan, read_hint(at.estimate), series, is_copied=at.reused.exists()),
-        verdicts=judge(series, best_hit_rate(plan) if _is_whole(plan, series) else None),
+        verdicts=judge(series, best_hit_rate(plan) if now.status == "completed" and not at.reused.exists() else None),
     )
-
-
-def _is_whole(plan: Mapping[str, Any], series: Series) -> bool:
-    """Whether as many tokens were asked of the engine as the plan has; rows that are copied or wait were not."""
-    return series.total is not None and series.total.counters.prompt_tokens >= plan.get("prompt_tokens", 0)
 
 
 def best_hit_rate(plan: Mapping[str, Any]) -> float:

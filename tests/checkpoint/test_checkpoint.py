@@ -56,6 +56,20 @@ def test_layers_with_states_have_no_keys_and_values(tmp_path: Path) -> None:
     assert spec.kv_layers == 2
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": None, "architectures": ["MambaForCausalLM"]},
+        {"block_types": ["recurrent", "recurrent", "attention"], "architectures": ["RecurrentGemmaForCausalLM"]},
+    ],
+    ids=["no attention", "recurrent"],
+)
+def test_layers_that_are_not_served_are_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = {key: value for key, value in {**CONFIG, "model_type": "mamba", **changes}.items() if value is not None}
+    with pytest.raises(ModelUnavailable, match=rf"^{changes['architectures'][0]} has layers without attention"):
+        find(write(tmp_path, config=config))
+
+
 def test_kinds_of_layers_that_a_class_makes_up_are_asked_of_it(tmp_path: Path) -> None:
     """As they are on the hub: no list of kinds, or one with names of its own."""
     changes: dict[str, dict[str, Any]] = {

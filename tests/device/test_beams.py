@@ -13,6 +13,7 @@ from batchrun.engine.request import BeamSearch, EarlyStoppingName, Request, Samp
 from batchrun.engine.runner import RunnerOptions, TorchRunner
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun_kernels import native
+from tests.device.test_loop import Hungry, altered
 from tests.device.tiny_families import VOCAB, WIDE, make_model
 
 EOS, NUM_TOKENS, NUM_ROWS, BLOCK_SIZE = 2, 14, 8, 4
@@ -108,6 +109,17 @@ def test_the_tokens_are_those_of_transformers_where_nothing_ends_a_text(module: 
     search = BeamSearch(3, 6)
     found = run(model, requests(search, SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)))
     assert found == {row: generated(module, ids, search, []) for row, ids in enumerate(prompts())}
+
+
+def test_a_step_that_is_computed_in_halves_says_as_much_of_each(model: Model) -> None:
+    """Rows that more tokens may end ask for more likely ones, and the halves of a step may have none of them."""
+    few, many = BeamSearch(2, 4), BeamSearch(2, 10)
+    ending = SamplingParams(max_tokens=NUM_TOKENS, stop_token_ids=(5, 6, 7, 8))
+    rows = [
+        requests(few, SamplingParams(max_tokens=NUM_TOKENS))[row] if row % 2 else requests(many, ending)[row]
+        for row in range(NUM_ROWS)
+    ]
+    assert run(altered(model, Hungry(model._module, 9)), rows, max_num_batched_tokens=64) == run(model, rows)
 
 
 @pytest.mark.skipif(native.find() is None, reason="needs the C kernels, whose rows do not depend on the batch")

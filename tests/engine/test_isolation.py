@@ -70,11 +70,13 @@ def test_rows_that_cannot_be_computed_fail_and_the_others_answer_as_ever(fallen:
     check(run(make_engine(runner), requests), requests, fallen)
 
 
-def test_a_row_may_fail_when_it_has_generated_some() -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_row_may_fail_when_it_has_generated_some(overlaps: bool) -> None:
+    """Where steps overlap, behind a token that the step before it has sampled and nobody knows yet."""
     requests = make_requests()
     fallen = {row for row in (3, 4, 17) if len(expected(requests[row])) > 5}
     assert fallen
-    runner = FaultyRunner(lambda batch: has(batch, fallen, lambda item: item.output_len >= 5))
+    runner = FaultyRunner(lambda batch: has(batch, fallen, lambda item: item.output_len >= 5), overlaps=overlaps)
     done = run(make_engine(runner), requests)
     check(done, requests, fallen)
     assert all(done[row].token_ids == tuple(expected(requests[row])[:5]) for row in fallen)
@@ -127,6 +129,19 @@ def test_rows_that_fail_together_only_are_not_tried_for_ever() -> None:
     engine = make_engine(FaultyRunner(lambda batch: has(batch, {2}) and has(batch, {3})))
     with pytest.raises(EngineFailed, match="again and again, and no row fails alone"):
         run(engine, make_requests())
+
+
+def test_a_row_that_is_computed_for_long_before_it_fails_is_not_tried_for_ever() -> None:
+    """Each time more steps go well than after which a failure is forgotten, and nothing comes of them."""
+    (request,) = requests_of([[3] * 2000], [SamplingParams(max_tokens=20)])
+
+    def fails(batch: ScheduledBatch) -> bool:
+        """But not where the culprit is looked for, with a token to generate."""
+        return any(item.end >= 2000 and item.sequence.request.sampling.max_tokens > 1 for item in batch.items)
+
+    engine = make_engine(FaultyRunner(fails, num_blocks=700))
+    with pytest.raises(EngineFailed, match="again and again, and no row fails alone"):
+        run(engine, [request])
 
 
 def test_one_row_after_another_that_fails_alone_is_the_engines_fault() -> None:

@@ -76,7 +76,7 @@ def test_few_hits_are_the_pools_fault_when_the_plan_finds_more() -> None:
 
 def test_few_hits_say_nothing_before_all_of_the_plan_has_run() -> None:
     found = verdict("prefix hit rate", series(counted(prompt_tokens=100, cached_tokens=10)), best_hit_rate=None)
-    assert (found.state, found.measured) == ("unknown", "10.0% so far; not all rows of the plan have run")
+    assert (found.state, found.measured) == ("unknown", "10.0% of the rows that ran, not all that are planned")
 
 
 def test_a_small_batch_is_the_pools_fault_or_the_steps() -> None:

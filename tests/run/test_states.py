@@ -14,7 +14,7 @@ from batchrun import lifecycle
 from batchrun.errors import ModelUnavailable, StoppedEarly, UsageError
 from batchrun.job import Job
 from batchrun.observe.events import Event, Message, RunProgress
-from batchrun.planning import tune
+from batchrun.planning import plan, tune
 from batchrun.stop import AT_ONCE, StopRequest
 from batchrun.tune.choice import Weights
 from tests.device.tiny_families import VOCAB, WIDE, make_model
@@ -149,6 +149,17 @@ def test_choices_are_as_likely_as_they_are_as_targets(rows: Rows, model: Path) -
         scored.submit(task="score", target_col="target")
         likely = [row["target_logprob"] for row in scored.rows]
         assert [each[at] for each in chosen] == pytest.approx(likely, abs=1e-4)
+
+
+def test_what_is_foretold_and_shown_counts_every_prompt(rows: Rows) -> None:
+    """Nothing is shared, and no measured time would be of any use."""
+    pq.write_table(pa.table({"prompt": [f"{'x' * 100} {row}" for row in range(60)]}), rows.folder / "input.parquet")
+    summary = plan(rows.job(max_tokens=4, max_num_seqs=8), ignore, StopRequest()).summary
+    assert summary.peak_kv_bytes >= 8 * 100 * summary.kv_bytes_per_token
+    rows.generate(max_tokens=4, ignore_eos=True, **SMALL | {"kv_cache_memory": "200KiB"})
+    shown = [event for event in rows.events if isinstance(event, RunProgress)]
+    assert shown[-1].tokens_total >= 60 * 100
+    assert all(event.tokens_done < event.tokens_total for event in shown if event.rows_done < 60)
 
 
 def test_beams_are_refused_when_it_is_planned(rows: Rows) -> None:
