@@ -26,7 +26,7 @@ ROOMS = {
         "engine.speculation engine.step engine.step_time engine.stopwatch"
     ),
     "model files": "checkpoint conversion digest grammars quiet tokenizer",
-    "job side": "filesystem plan store tasks observe report frames reuse",
+    "job side": "filesystem plan store tasks observe report frames reuse pending tally ledger",
     "engine": "engine",
     "worker": "worker",
     "top": (

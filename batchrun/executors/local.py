@@ -10,12 +10,16 @@ from batchrun.engine.engine import Engine
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Runner
+from batchrun.errors import DataError
 from batchrun.job import Job
+from batchrun.ledger import Ledger
 from batchrun.observe.events import Message, Observe, RunBegan
-from batchrun.plan.plan import Plan
+from batchrun.pending import PendingRows
+from batchrun.plan.plan import Plan, PlanSummary
 from batchrun.plan.sharing import decide
 from batchrun.stop import StopRequest
 from batchrun.store.store import Store
+from batchrun.tally import Tally
 from batchrun.tasks.task import make_task
 from batchrun.tokenizer import Tokenizer
 from batchrun.worker import Pace, Worker
@@ -76,6 +80,7 @@ def run(
     shares_prefixes = sharing.is_on and not runner.num_state_slots
     config = configure(job, runner, spec.eos_token_ids, shares_prefixes=shares_prefixes)
     engine = Engine(config, runner, tokenizer.decode)
+    check_fits(plan.summary, engine.capacity)
     observe(
         RunBegan(
             model=spec.name,
@@ -88,12 +93,22 @@ def run(
         )
     )
     task = make_task(job, tokenizer, spec, shares_prefixes=shares_prefixes)
-    pace = Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout, job.abort_after)
-    worker = Worker(engine, task, store, observe, stop, pace)
+    tally = Tally(plan.summary, store.counts(), task.num_samples, task.num_beams, job.abort_after)
+    ledger = Ledger(store, observe, tally)
+    worker = Worker(engine, task, ledger, tally, stop, Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout))
     began = time.monotonic()
-    is_complete = worker.run(plan)
+    is_complete = worker.run(PendingRows(plan, store))
     seconds = time.monotonic() - began
-    return Ran(is_complete, engine.statistics().counters, seconds, worker.checkpoint_s, worker.recording_s)
+    return Ran(is_complete, engine.statistics().counters, seconds, worker.checkpoint_s, ledger.recording_s)
+
+
+def check_fits(plan: PlanSummary, capacity: int) -> None:
+    """Raises DataError when a row needs more KV than a pool of so many tokens has."""
+    if plan.longest_len > capacity:
+        raise DataError(
+            f"the longest row needs KV for {plan.longest_len:,} tokens, prompt and output, but the pool holds "
+            f"{capacity:,}; raise --kv-cache-memory, or lower --max-tokens or --max-model-len"
+        )
 
 
 def usual_limits(*, is_gpu: bool) -> Limits:
