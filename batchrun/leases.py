@@ -34,16 +34,24 @@ class Leases:
 
     Row i shares `shared_len[i]` tokens with the row before it; `work[i]` is what else it takes, in tokens: those that
     are computed of its prompt, and its output as far as one can foresee it. The plan is cut for `num_workers`, of which
-    each takes a piece when it joins; any number may join and leave.
+    each takes a piece when it joins; any number may join and leave. Rows to `keep_back` are nobody's: they count as
+    finished, and whoever keeps them back sees to them.
     """
 
-    def __init__(self, shared_len: NDArray[np.int32], work: NDArray[np.int64], num_workers: int) -> None:
+    def __init__(
+        self,
+        shared_len: NDArray[np.int32],
+        work: NDArray[np.int64],
+        num_workers: int,
+        keep_back: Iterable[int] = (),
+    ) -> None:
         assert len(shared_len) == len(work), f"{len(shared_len)} rows and {len(work)}"
         self._shared_len = shared_len
         self._work = np.maximum(work, 1)
         self._shares: dict[int, _Share] = {}
-        self._num_left = len(work)
-        self._free = self._cut_evenly(np.arange(len(work)), num_workers)
+        places = np.setdiff1d(np.arange(len(work)), np.fromiter(keep_back, dtype=np.int64))
+        self._num_left = len(places)
+        self._free = self._cut_evenly(places, num_workers)
 
     @property
     def num_left(self) -> int:
@@ -85,10 +93,7 @@ class Leases:
             self._num_left -= 1
 
     def leave(self, worker: int, keep_back: Iterable[int] = ()) -> Places:
-        """The worker is gone: what it has not finished goes to others, except `keep_back` of the rows that it held.
-
-        They count as finished: whoever keeps them back sees to them. Returns the rows that it held.
-        """
+        """The worker is gone: what it has not finished goes to others, except `keep_back`; returns the rows it held."""
         share, kept = self._shares.pop(worker), {*keep_back}
         held = np.sort(np.fromiter(share.held, dtype=np.int64))
         self._num_left -= len(kept)

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import pyarrow as pa
 
-from batchrun.observe.events import Committed, Observe
+from batchrun.observe.events import Committed, Observe, RunBegan
 from batchrun.store.store import Store
 from batchrun.tally import EngineReport, Tally
 
@@ -35,6 +35,11 @@ class Ledger:
     def partial(self) -> Mapping[int, tuple[int, ...]]:
         """What the rows that are not answered have generated, as far as it is kept."""
         return self._partial
+
+    def begin(self, began: RunBegan) -> None:
+        """From now on rows run."""
+        self._began = self._clock()
+        self._observe(began)
 
     def commit(self, unit: int, rows: Sequence[int], table: pa.Table) -> None:
         """The answers of `rows` of a unit, and of their duplicates, are kept for good.

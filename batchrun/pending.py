@@ -3,7 +3,7 @@
 Owns what a row needs to be run anywhere: its tokens, what it shares, and what it generated before. Knows no engine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,9 +86,8 @@ class PendingRows:
     def _in_order(self, plan: Plan, store: Store) -> Iterator[LeasedRow]:
         suspects = []
         for unit in pending_units(plan, store):
-            for row in planned_rows(unit.rows(np.arange(len(unit.positions)))):
-                number = row.row_idx
-                leased = LeasedRow(unit.index, row, self._partial.get(number, ()), self._suspects.get(number, 0))
+            rows = unit.rows(np.arange(len(unit.positions)))
+            for leased in leased_rows(unit.index, rows, self._partial, self._suspects):
                 if leased.num_given_up:
                     suspects.append(leased)
                 else:
@@ -115,8 +114,15 @@ def pending_units(plan: Plan, store: Store) -> Iterator[PendingUnit]:
         first_shared_len = int(keep_len[-1]) if len(keep_len) else first_shared_len
 
 
-def planned_rows(rows: pa.Table) -> Iterator[PlannedRow]:
-    """What a table of `PENDING_SCHEMA` says of each row."""
+def leased_rows(
+    unit: int, rows: pa.Table, output_ids: Mapping[int, tuple[int, ...]], num_given_up: Mapping[int, int]
+) -> Iterator[LeasedRow]:
+    """Rows of a unit (`PENDING_SCHEMA`), with what is known of some of them by their numbers."""
+    for row in _planned_rows(rows):
+        yield LeasedRow(unit, row, output_ids.get(row.row_idx, ()), num_given_up.get(row.row_idx, 0))
+
+
+def _planned_rows(rows: pa.Table) -> Iterator[PlannedRow]:
     if not len(rows):
         return
     tokens = rows.column("token_ids").combine_chunks()

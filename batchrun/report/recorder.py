@@ -13,7 +13,7 @@ from typing import Literal
 from batchrun.errors import StorageFailed
 from batchrun.observe.events import Event, Message, Observe, RunBegan, RunProgress
 from batchrun.report import metrics
-from batchrun.report.series import Sample, began_line, ended_line, minus, read, sample_line
+from batchrun.report.series import Sample, began_line, ended_line, read, sample_line
 from batchrun.store.durable import new_name, storage_errors, write_file
 from batchrun.store.layout import Layout
 from batchrun.store.store import Store
@@ -95,7 +95,7 @@ class Recorder:
             case RunBegan():
                 self._facts = event
                 self._append(began_line(self._began_at, self._clock() - self._began_at, asdict(event)))
-            case RunProgress():
+            case RunProgress() if self._facts is not None:
                 self._take(event)
 
     def close(self, ending: Ending) -> None:
@@ -130,7 +130,7 @@ class Recorder:
             kv_peak=now.kv_usage,
             num_nodes=now.num_nodes,
             busy_s=event.busy_s - (last.busy_s if last else 0.0),
-            counters=minus(now.counters, last.statistics.counters) if last else now.counters,
+            counters=now.counters - last.statistics.counters if last else now.counters,
         )
 
     def _write_sample(self) -> None:
