@@ -177,6 +177,8 @@ def _connect(address: str | None) -> None:
         try:
             ray.init("auto", log_to_driver=False, logging_level="error")
         except ConnectionError:
+            # Its actors are all that there is to do; usually they give way to whatever else the machine runs.
+            os.environ.setdefault("RAY_worker_niceness", "0")
             ray.init("local", object_store_memory=_STORE_BYTES, **quiet)
     except ConnectionError as error:
         raise UsageError(f"--ray-address {address}: no Ray cluster answers there; see `ray status`") from error
