@@ -6,6 +6,7 @@ an extra.
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from batchrun.option_types import DeviceName
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CALLS_AT_ONCE = 4  # of an actor: it works, is told, is heard, and one more
+_ANSWERS_WITHIN_S = 10.0
 _STORE_BYTES = 256 << 20  # of a cluster that is started here: what passes through it is small
 
 
@@ -168,25 +170,39 @@ def ray_actors(address: str | None, num_workers: int, device: DeviceName) -> Ite
 def _connect(address: str | None) -> None:
     # Nothing of this job is anybody else's business.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         if address is not None:
-            ray.init(address, log_to_driver=False, logging_level="error")
+            _check_answers(address)
+            ray.init(address, **quiet)
             return
         try:
-            ray.init("auto", log_to_driver=False, logging_level="error")
+            ray.init("auto", **quiet)
         except ConnectionError:
             # Its actors are all that there is to do; usually they give way to whatever else the machine runs.
             os.environ.setdefault("RAY_worker_niceness", "0")
-            ray.init("local", object_store_memory=_STORE_BYTES, **quiet)
-    except ConnectionError as error:
-        raise UsageError(f"--ray-address {address}: no Ray cluster answers there; see `ray status`") from error
+            ray.init("local", object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            f"--ray-address {address or 'auto'}: no Ray cluster can be used there ({reason}); run the job on a node of "
+            "the cluster, and give host:port of its head"
+        ) from error
     finally:
         # Ray puts one of its own in their place.
         if threading.current_thread() is threading.main_thread():
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _check_answers(address: str) -> None:
+    """Raises OSError when nobody listens there, for which Ray would look for minutes; ValueError when it is none."""
+    host, colon, port = address.rpartition(":")
+    if "://" in address or (colon and not port.isdigit()):
+        raise ValueError("not of the form host:port")
+    if colon:
+        socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN_S).close()
 
 
 def _size(num_workers: int, device: DeviceName) -> Size:
