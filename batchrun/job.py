@@ -19,6 +19,7 @@ from batchrun.errors import UsageError
 from batchrun.option_types import (
     ChoiceNormalise,
     Deadline,
+    DeviceName,
     EarlyStopping,
     JsonSchema,
     LogitBias,
@@ -77,7 +78,7 @@ class Job(BaseModel):
     chat_template: str | None = option(
         "Model", None, "Jinja2 chat template (file or text) instead of the model's.", "FILE|STRING"
     )
-    device: Literal["auto", "cpu", "cuda"] = option("Model", "auto", "Where to compute.")
+    device: DeviceName = option("Model", "auto", "Where to compute.")
 
     prompt_col: str | None = option("Prompts", None, "Column with the prompt text.", "COLUMN")
     messages_col: str | None = option(
@@ -205,6 +206,18 @@ class Job(BaseModel):
         "Engine", False, "A row's text depends on the row alone, to the byte, or the model is refused (CPU, float32)."
     )
 
+    executor: Literal["local", "ray"] = option(
+        "Job", "local", "Where workers run: on this machine, or on the nodes of a Ray cluster."
+    )
+    workers: int = option(
+        "Job",
+        1,
+        "Engines that share the job's rows; local: one for each GPU, or processes that divide the cores.",
+        ge=1,
+    )
+    ray_address: str | None = option(
+        "Job", None, "Ray cluster to use. Default: the one that Ray finds, or one for this job.", "ADDRESS"
+    )
     partition_by: str | None = option(
         "Job", None, "Input column whose values become folders of the output, COLUMN=value.", "COLUMN"
     )
@@ -330,6 +343,8 @@ class Job(BaseModel):
             raise ValueError(f"--long-row-tokens needs --schedule chunked; under {self.schedule} prompts are not mixed")
         if self.reuse is not None and self.reuse == self.output:
             raise ValueError(f"--reuse {self.reuse} is the output itself; give the output of an earlier job")
+        if self.ray_address is not None and self.executor != "ray":
+            raise ValueError(f"--ray-address is for --executor ray, not {self.executor}")
         self._check_task()
         self._check_beams()
         if self.preemption == "swap" and self.swap_space == 0:

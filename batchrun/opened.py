@@ -73,13 +73,7 @@ class OpenedJob:
             check_partitions(values, name)
 
     def load_tokenizer(self) -> Tokenizer:
-        job = self.job
-        return load_tokenizer(
-            self.checkpoint,
-            tokenizer=job.tokenizer,
-            chat_template=job.chat_template,
-            trust_remote_code=job.trust_remote_code,
-        )
+        return tokenizer_of(self.job, self.checkpoint)
 
 
 def open_job(job: Job) -> OpenedJob:
@@ -107,6 +101,16 @@ def stored_job(output: Path | str) -> Job:
 def find_model(job: Job) -> Checkpoint:
     """The job's model. Raises ModelUnavailable."""
     return resolve(job.model, revision=job.revision, cache=cache_folder(), trust_remote_code=job.trust_remote_code)
+
+
+def tokenizer_of(job: Job, checkpoint: Checkpoint) -> Tokenizer:
+    """What the job's texts are cut with. Raises ModelUnavailable, UsageError."""
+    return load_tokenizer(
+        checkpoint,
+        tokenizer=job.tokenizer,
+        chat_template=job.chat_template,
+        trust_remote_code=job.trust_remote_code,
+    )
 
 
 def as_found(opened: OpenedJob) -> Outcome:

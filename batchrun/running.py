@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from batchrun import __version__
 from batchrun.checkpoint import cache_folder
 from batchrun.engine.statistics import Counters
 from batchrun.errors import DataError, EngineFailed
-from batchrun.executors import local
+from batchrun.executors import fleets, local
 from batchrun.job import Job
 from batchrun.observe.events import Finished, Message, Observe
 from batchrun.opened import OpenedJob, as_found
@@ -27,6 +28,7 @@ from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
 from batchrun.store.result_files import Shape
 from batchrun.store.store import Store
+from batchrun.tokenizer import Tokenizer
 from batchrun.tune.profile import as_tuned, find
 
 _log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
     """
     began = time.monotonic()
     job, store = opened.job, opened.store
+    fleets.check_installed(job)
     opened.check_partitions()
     earlier = earlier_job(job, store, opened.identity, opened.results)
     observe = Recall(job, store.at, stop).heeded_by(giving_way(observe, stop))
@@ -59,8 +62,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
         if store.num_done() < plan.summary.num_rows:
             try:
                 with showing(store, observe) as told, recording(store, told) as recorded:
-                    tuned = _tuned(opened, observe)
-                    ran = local.run(tuned, plan, opened.checkpoint, tokenizer(), store, recorded, stop)
+                    ran = _execute(opened, plan, tokenizer, recorded, stop)
             except (DataError, EngineFailed):
                 _report(store, observe)
                 raise
@@ -82,6 +84,16 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
             elapsed_s=time.monotonic() - began,
             already_complete=False,
         )
+
+
+def _execute(
+    opened: OpenedJob, plan: Plan, tokenizer: Callable[[], Tokenizer], observe: Observe, stop: StopRequest
+) -> local.Ran:
+    """Runs what is pending, here or elsewhere."""
+    job, checkpoint, store = opened.job, opened.checkpoint, opened.store
+    if fleets.has_fleet(job):
+        return fleets.run(job, plan, checkpoint.spec, store, observe, stop)
+    return local.run(_tuned(opened, observe), plan, checkpoint, tokenizer(), store, observe, stop)
 
 
 def _tuned(opened: OpenedJob, observe: Observe) -> Job:

@@ -95,10 +95,6 @@ class Engine:
         """Tokens that the KV pool can hold."""
         return self.scheduler.capacity
 
-    @property
-    def shares_prefixes(self) -> bool:
-        return self.scheduler.blocks.shares_prefixes
-
     def most_tokens(self, request: Request) -> int:
         """Tokens of the KV pool that a row takes at most, with all its beams; must not exceed `capacity`."""
         return self.scheduler.most_tokens(request)

@@ -48,7 +48,7 @@ class RunnerOptions:
 
     Rows are read where it `reads`, and continued otherwise. A step will have at most `max_num_batched_tokens` tokens of
     `max_num_seqs` rows; a GPU keeps room for such a one. Of a model with states so many rows have one, as far as these
-    take half of `kv_cache_memory` at most.
+    take half of `kv_cache_memory` at most. Where that is chosen, `num_sharing` processes divide the host's memory.
     """
 
     dtype: DTypeName = "auto"
@@ -65,6 +65,7 @@ class RunnerOptions:
     deterministic: bool = False
     trust_remote_code: bool = False
     reads: bool = False
+    num_sharing: int = 1
 
 
 class TorchRunner:
@@ -294,7 +295,7 @@ class _Computing:
 def _pool_bytes(model: Model, options: RunnerOptions) -> int:
     device = model.place.device
     if device.type != "cuda":
-        return cpu_pool_bytes()
+        return cpu_pool_bytes() // options.num_sharing
     workspace = measure_workspace(
         model, options.max_num_batched_tokens, options.max_num_seqs, options.block_size, CudaMeter(device)
     )
@@ -314,6 +315,14 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not has_gpu:
         raise ModelUnavailable("no usable CUDA device; use --device cpu, or install a CUDA build of torch")
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+
+
+def use_gpu(index: int) -> None:
+    """Has this process compute on one of the GPUs that it sees. Raises UsageError when there are not so many."""
+    num = torch.cuda.device_count()
+    if index >= num:
+        raise UsageError(f"{index + 1} workers or more need as many GPUs, but there are {num}; lower --workers")
+    torch.cuda.set_device(index)
 
 
 def choose_dtype(name: DTypeName, device: torch.device) -> torch.dtype:

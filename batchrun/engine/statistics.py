@@ -1,6 +1,6 @@
 """What the engine counted: totals since its start, and how full it is now."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -46,6 +46,13 @@ class Counters:
     def hit_rate(self) -> float:
         """Share of the admitted rows' prompt tokens that came from the tree; 0 to 1."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def __add__(self, other: "Counters") -> "Counters":
+        return Counters(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
+    def __sub__(self, earlier: "Counters") -> "Counters":
+        """What was counted since `earlier`, a copy of this one."""
+        return Counters(**{each.name: getattr(self, each.name) - getattr(earlier, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,17 @@ from batchrun.engine.engine import Engine
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Runner
-from batchrun.errors import ModelUnavailable
+from batchrun.errors import DataError, ModelUnavailable
 from batchrun.imports import import_for_models
 from batchrun.job import Job
+from batchrun.ledger import Ledger
 from batchrun.observe.events import Message, Observe, RunBegan
-from batchrun.plan.plan import Plan
+from batchrun.pending import PendingRows
+from batchrun.plan.plan import Plan, PlanSummary
 from batchrun.plan.sharing import decide
 from batchrun.stop import StopRequest
 from batchrun.store.store import Store
+from batchrun.tally import Tally
 from batchrun.tasks.task import make_task
 from batchrun.tokenizer import Tokenizer
 from batchrun.worker import Pace, Worker
@@ -54,6 +57,25 @@ class Ran:
     recording_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine is among those of the same machine: on which of its GPUs, and with how many it shares memory."""
+
+    device_index: int = 0
+    num_sharing: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine, and under which limits it runs."""
+
+    engine: Engine
+    began: RunBegan
+
+
+ONLY_PLACE = Place()
+
+
 def run(
     job: Job,
     plan: Plan,
@@ -69,34 +91,49 @@ def run(
         ModelUnavailable: the model cannot be loaded or served exactly, or the device is not there.
         DataError: a row needs more KV than the pool holds.
     """
-    spec = checkpoint.spec
-    _log.info("loading %s", spec.name)
-    runner = build_runner(job, checkpoint)
-    if bool(runner.num_state_slots) != spec.has_states:
-        raise ModelUnavailable(f"{spec.name} keeps states where its config.json says nothing of them, or the reverse")
+    _log.info("loading %s", checkpoint.spec.name)
+    loaded = load(job, checkpoint, tokenizer, plan.summary)
     sharing = decide(job.prefix_caching, plan.summary)
     if sharing.reason:
         observe(Message("info", f"prefix caching is off: {sharing.reason}"))
-    config = configure(job, runner, spec.eos_token_ids, shares_prefixes=sharing.is_on)
-    engine = Engine(config, runner, tokenizer.decode)
-    observe(
-        RunBegan(
-            model=spec.name,
-            pool_tokens=engine.capacity,
-            pool_bytes=runner.num_blocks * runner.block_bytes,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            shares_prefixes=sharing.is_on,
-            is_gpu=runner.is_gpu,
-        )
-    )
-    task = make_task(job, tokenizer, spec, shares_prefixes=sharing.is_on)
-    pace = Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout, job.abort_after)
-    worker = Worker(engine, task, store, observe, stop, pace)
+    engine = loaded.engine
+    task = make_task(job, tokenizer, checkpoint.spec, shares_prefixes=loaded.began.shares_prefixes)
+    tally = Tally(job, plan.summary, store.counts(), job.abort_after)
+    ledger = Ledger(store, observe, tally)
+    ledger.begin(loaded.began)
+    worker = Worker(engine, task, ledger, tally, stop, Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout))
     began = time.monotonic()
-    is_complete = worker.run(plan)
+    is_complete = worker.run(PendingRows(plan, store))
     seconds = time.monotonic() - began
-    return Ran(is_complete, engine.statistics().counters, seconds, worker.checkpoint_s, worker.recording_s)
+    return Ran(is_complete, engine.statistics().counters, seconds, worker.checkpoint_s, ledger.recording_s)
+
+
+def load(
+    job: Job, checkpoint: Checkpoint, tokenizer: Tokenizer, plan: PlanSummary, place: Place = ONLY_PLACE
+) -> Loaded:
+    """The job's engine, ready for the rows of its plan. Raises as `run`."""
+    spec = checkpoint.spec
+    runner = build_runner(job, checkpoint, place)
+    if bool(runner.num_state_slots) != spec.has_states:
+        raise ModelUnavailable(f"{spec.name} keeps states where its config.json says nothing of them, or the reverse")
+    shares_prefixes = decide(job.prefix_caching, plan).is_on
+    config = configure(job, runner, spec.eos_token_ids, shares_prefixes=shares_prefixes)
+    engine = Engine(config, runner, tokenizer.decode)
+    if plan.longest_len > engine.capacity:
+        raise DataError(
+            f"the longest row needs KV for {plan.longest_len:,} tokens, prompt and output, but the pool holds "
+            f"{engine.capacity:,}; raise --kv-cache-memory, or lower --max-tokens or --max-model-len"
+        )
+    began = RunBegan(
+        model=spec.name,
+        pool_tokens=engine.capacity,
+        pool_bytes=runner.num_blocks * runner.block_bytes,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        shares_prefixes=shares_prefixes,
+        is_gpu=runner.is_gpu,
+    )
+    return Loaded(engine, began)
 
 
 def usual_limits(*, is_gpu: bool) -> Limits:
@@ -125,12 +162,12 @@ def configure(job: Job, runner: Runner, eos_token_ids: tuple[int, ...], *, share
     )
 
 
-def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
+def build_runner(job: Job, checkpoint: Checkpoint, place: Place = ONLY_PLACE) -> Runner:
     """Loads the weights and lays out the pool as the job wants them.
 
     Raises:
         ModelUnavailable: the model cannot be loaded or served exactly, or the device is not there.
-        UsageError: the memory given is not there, or holds nothing.
+        UsageError: the memory given is not there, or holds nothing; or there are fewer GPUs than workers.
     """
     if checkpoint.folder is None:
         block_bytes = 8 * job.block_size
@@ -141,9 +178,12 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
         )
     # Imported here: planning, status and a complete job need no torch.
     import_for_models()
-    from batchrun.engine.runner import RunnerOptions, TorchRunner, choose_device
+    from batchrun.engine.runner import RunnerOptions, TorchRunner, choose_device, use_gpu
 
-    limits = usual_limits(is_gpu=choose_device(job.device).type == "cuda")
+    is_gpu = choose_device(job.device).type == "cuda"
+    if is_gpu:
+        use_gpu(place.device_index)
+    limits = usual_limits(is_gpu=is_gpu)
     options = RunnerOptions(
         dtype=job.dtype,
         device=job.device,
@@ -159,5 +199,6 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
         deterministic=job.deterministic,
         trust_remote_code=job.trust_remote_code,
         reads=job.task != "generate",
+        num_sharing=place.num_sharing,
     )
     return TorchRunner.build(checkpoint, options)

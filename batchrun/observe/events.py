@@ -38,10 +38,10 @@ class TuneProgress:
 
 @dataclass(frozen=True, slots=True)
 class RunBegan:
-    """A process has loaded the model and begins to run rows; the limits that they run under.
+    """A process has loaded the model and begins to run rows, or has workers that do; the limits that they run under.
 
     The pool of keys and values holds `pool_tokens`; at most `max_num_seqs` rows run at a time, and a step computes at
-    most `max_num_batched_tokens`.
+    most `max_num_batched_tokens`. Of `num_workers` it is what all of them have, but for the step.
     """
 
     model: str
@@ -51,6 +51,7 @@ class RunBegan:
     max_num_batched_tokens: int
     shares_prefixes: bool
     is_gpu: bool
+    num_workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class RunProgress:
     """The state of the run, over all its processes and restarts unless said otherwise.
 
     `tokens_done` and `tokens_total` weigh the work: prompt tokens without the shared ones, and output tokens,
-    expected ones where a row is unfinished. `elapsed_s`, `statistics`, `latencies` and `slowest` (the slowest row
-    first) are this process's.
+    expected ones where a row is unfinished. `elapsed_s`, `statistics`, `latencies`, `slowest` (the slowest row
+    first) and `busy_s`, the processor time in seconds, are this process's, or those of all workers that it has.
     """
 
     rows_done: int
@@ -71,6 +72,7 @@ class RunProgress:
     statistics: Statistics
     latencies: Latencies = field(default_factory=Latencies)
     slowest: tuple[RowTime, ...] = ()
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Literal
 from batchrun.errors import StorageFailed
 from batchrun.observe.events import Event, Message, Observe, RunBegan, RunProgress
 from batchrun.report import metrics
-from batchrun.report.series import Sample, began_line, ended_line, minus, read, sample_line
+from batchrun.report.series import Sample, began_line, ended_line, read, sample_line
 from batchrun.store.durable import new_name, storage_errors, write_file
 from batchrun.store.layout import Layout
 from batchrun.store.store import Store
@@ -61,7 +61,7 @@ def recording(store: Store, observe: Observe) -> Iterator[Observe]:
 class Recorder:
     """Appends samples to the job's series; makes them longer when there are many.
 
-    Unfinished files are in `tmp`. Clocks are in seconds.
+    Unfinished files are in `tmp`. `clock` is in seconds.
     """
 
     def __init__(
@@ -69,14 +69,11 @@ class Recorder:
         at: Layout,
         tmp: Path,
         clock: Callable[[], float] = time.time,
-        busy: Callable[[], float] = time.process_time,
     ) -> None:
         self._at = at
         self._tmp = tmp
         self._clock = clock
-        self._busy = busy
         self._began_at = clock()
-        self._busy_s = 0.0
         before = read(at.series)
         self._before = before.total
         self._num_samples = len(before.samples)
@@ -97,9 +94,8 @@ class Recorder:
         match event:
             case RunBegan():
                 self._facts = event
-                self._busy_s = self._busy()
                 self._append(began_line(self._began_at, self._clock() - self._began_at, asdict(event)))
-            case RunProgress():
+            case RunProgress() if self._facts is not None:
                 self._take(event)
 
     def close(self, ending: Ending) -> None:
@@ -123,7 +119,6 @@ class Recorder:
     def _since(self, event: RunProgress) -> Sample:
         """What happened between the event before and this one; latencies are taken when the sample is written."""
         last, now = self._last, event.statistics
-        busy_s, self._busy_s = self._busy_s, self._busy()
         return Sample(
             at=self._clock(),
             seconds=event.elapsed_s - (last.elapsed_s if last else 0.0),
@@ -134,8 +129,8 @@ class Recorder:
             kv_usage=now.kv_usage,
             kv_peak=now.kv_usage,
             num_nodes=now.num_nodes,
-            busy_s=self._busy_s - busy_s,
-            counters=minus(now.counters, last.statistics.counters) if last else now.counters,
+            busy_s=event.busy_s - (last.busy_s if last else 0.0),
+            counters=now.counters - last.statistics.counters if last else now.counters,
         )
 
     def _write_sample(self) -> None:

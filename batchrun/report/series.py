@@ -58,7 +58,7 @@ class Sample:
             kv_peak=max(self.kv_peak, later.kv_peak),
             num_nodes=later.num_nodes,
             busy_s=self.busy_s + later.busy_s,
-            counters=plus(self.counters, later.counters),
+            counters=self.counters + later.counters,
             latencies=self.latencies + later.latencies,
             slowest=tuple(sorted({*self.slowest, *later.slowest}, reverse=True)[:NUM_SLOWEST]),
         )
@@ -192,14 +192,6 @@ def sample_line(sample: Sample) -> str:
 
 def ended_line(how: str) -> str:
     return _line("ended", {"how": how})
-
-
-def plus(one: Counters, other: Counters) -> Counters:
-    return Counters(**{each.name: getattr(one, each.name) + getattr(other, each.name) for each in fields(Counters)})
-
-
-def minus(one: Counters, other: Counters) -> Counters:
-    return Counters(**{each.name: getattr(one, each.name) - getattr(other, each.name) for each in fields(Counters)})
 
 
 def _with(runs: list[Run], samples: list[Sample], ended: str | None = None) -> list[Run]:

@@ -8,7 +8,7 @@ from batchrun.report.series import Run, Sample, Series
 BEGAN = RunBegan("tiny <b>", 4096, 1 << 20, 8, 64, True, is_gpu=False)
 FACTS = {
     "model": "tiny <b>", "pool_tokens": 4096, "pool_bytes": 1 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64,
-    "shares_prefixes": True, "is_gpu": False,
+    "shares_prefixes": True, "is_gpu": False, "num_workers": 1,
 }  # fmt: skip
 
 
@@ -29,6 +29,7 @@ def progress(elapsed_s: float, rows_done: int, *, rows_total: int = 1000, **coun
         statistics=statistics,
         latencies=Latencies(first_token=first_token),
         slowest=slowest,
+        busy_s=elapsed_s / 2,
     )
 
 

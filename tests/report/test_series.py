@@ -42,7 +42,7 @@ def at(tmp_path: Path) -> Layout:
 def record(at: Layout, num: int, *, every_s: float = 1.0, ending: str | None = "completed") -> None:
     """A process with `num` events, one each `every_s` seconds; None: it was killed."""
     clock = Clock()
-    recorder = Recorder(at, at.tmp, clock, lambda: clock.now_s / 2)
+    recorder = Recorder(at, at.tmp, clock)
     clock.now_s += 5.0
     recorder(BEGAN)
     for number in range(1, num + 1):
