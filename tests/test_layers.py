@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the first room with a matching name, itself or a package above it.
 ROOMS = {
     "base": (
-        "errors engine.grammar engine.request engine.statistics latency model_spec job option_types settings nearest "
+        "errors engine.grammar engine.request engine.statistics latency leases model_spec job option_types settings nearest "
         "stop outcome watchdog"
     ),
     "engine core": (
