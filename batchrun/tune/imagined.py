@@ -26,7 +26,7 @@ from batchrun.tune.profile import Pool
 if TYPE_CHECKING:
     from batchrun.job import Job
 
-ROWS_AHEAD = 512  # waiting in an engine, as a worker keeps them
+_ROWS_AHEAD = 512  # waiting in an engine, as a worker keeps them
 _SWAP_AT_MOST = 4 << 30
 
 
@@ -98,6 +98,22 @@ def make_engine(job: "Job", summary: PlanSummary, runner: Imagined) -> Engine:
     return Engine(config, runner, _no_text, runner.clock)
 
 
+def steps(engine: Engine, requests: Iterator[Request]) -> Iterator[None]:
+    """Runs the engine until all requests are done, and comes back after each step."""
+    is_all_fed = False
+    while True:
+        while not is_all_fed and engine.num_waiting < _ROWS_AHEAD:
+            request = next(requests, None)
+            if request is None:
+                is_all_fed = True
+            else:
+                engine.add(request)
+        if not engine.has_work:
+            return
+        engine.step()
+        yield
+
+
 @dataclass(frozen=True, slots=True)
 class OutputLens:
     """Tokens that a row is expected to generate, and those that it may at most."""
@@ -112,15 +128,15 @@ class Outputs:
 
     def __init__(self, base: SamplingParams, longest_len: int) -> None:
         """`base` is the job's. The longest row's length is the model's, or no row comes near to that."""
+        self.room = longest_len  # for prompt and output
         self._base = base
-        self._longest_len = longest_len
         self._lengths = OutputLengths()
         self.of_params = functools.lru_cache(maxsize=4096)(self._of_params)
 
     def of(self, params: str | None, prompt_len: int) -> OutputLens:
         """Of a row with these parameters of its own."""
         lens = self.of_params(params)
-        longest = min(lens.longest, self._longest_len - prompt_len)
+        longest = min(lens.longest, self.room - prompt_len)
         return OutputLens(min(longest, lens.expected), longest, lens.is_known)
 
     def _of_params(self, params: str | None) -> OutputLens:

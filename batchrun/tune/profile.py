@@ -23,6 +23,7 @@ from batchrun.errors import StorageFailed
 if TYPE_CHECKING:
     from batchrun.job import Job
     from batchrun.model_spec import ModelSpec
+    from batchrun.tune.imagined import Device
 
 _CPU_FACTS = Path("/proc/cpuinfo")
 _log = logging.getLogger(__name__)
@@ -153,18 +154,18 @@ def save(cache: Path, profile: Profile) -> Path:
     return path
 
 
-def as_tuned(job: "Job", profile: Profile | None) -> "Job":
-    """The job with the profile's limits of a step, where it names neither and leaves the schedule as it is.
+def as_tuned(job: "Job", device: "Device | None") -> "Job":
+    """The job with the device's limits of a step, where it names neither and leaves the schedule as it is.
 
     No answer depends on them.
     """
     is_open = job.max_num_seqs is None and job.max_num_batched_tokens is None and job.schedule == "chunked"
-    if profile is None or not is_open:
+    if device is None or not is_open:
         return job
     return job.model_copy(
         update={
-            "max_num_seqs": max(profile.max_num_seqs, job.num_beams),
-            "max_num_batched_tokens": profile.max_num_batched_tokens,
+            "max_num_seqs": max(device.max_num_seqs, job.num_beams),
+            "max_num_batched_tokens": device.max_num_batched_tokens,
         }
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchrun.plan.plan import Plan, PlanSummary
-from batchrun.tune.imagined import ROWS_AHEAD, ExpectedRows, Imagined, make_engine
+from batchrun.tune.imagined import ExpectedRows, Imagined, make_engine, steps
 from batchrun.tune.profile import Profile, as_tuned
 
 if TYPE_CHECKING:
@@ -85,19 +85,11 @@ def _simulate(job: "Job", plan: Plan, profile: Profile, *, is_longest: bool) -> 
     runner = Imagined(job, profile, summary.longest_len)
     engine = make_engine(job, summary, runner)
     rows = ExpectedRows(job.sampling, summary.longest_len, is_longest=is_longest)
-    requests = rows.requests(plan, _stretches(summary))
-    is_all_fed, peak = False, 0.0
-    while engine.statistics().counters.output_tokens < 2 * _MOST_WORK:
-        while not is_all_fed and engine.num_waiting < ROWS_AHEAD:
-            request = next(requests, None)
-            if request is None:
-                is_all_fed = True
-            else:
-                engine.add(request)
-        if not engine.has_work:
-            break
-        engine.step()
+    peak = 0.0
+    for _ in steps(engine, rows.requests(plan, _stretches(summary))):
         peak = max(peak, engine.statistics().kv_usage)
+        if engine.statistics().counters.output_tokens >= 2 * _MOST_WORK:
+            break
     counters = engine.statistics().counters
     num_computed = counters.computed_tokens - counters.recomputed_tokens
     outputs = summary.max_tokens_total * rows.output_tokens / max(rows.longest_tokens, 1)
