@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 _MOST_WORK = 200_000
 _WORK_OF_A_ROW = 16
 _PROMPT_TOKENS_OF_WORK = 32
-# What a pace leaves out of the time: held against whole simulations, it is less.
-_PACE_ERROR = 0.05
+# What a pace leaves out of the time, and what more where workers have less than a few batches; held against whole
+# simulations, it is less.
+_PACE_ERROR, _FEW_ROWS_ERROR = 0.05, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Crew:
     """What a plan takes so many workers. `time_s` includes each one's load; `cost` is None without a price.
 
     `hit_rate` is the share of the prompt tokens that are in a worker's pool already, `imbalance` the longest worker's
-    time in the engine over the mean.
+    time in the engine over the mean. `error` is what the time may be off because rows were sampled, as a share of it.
     """
 
     workers: int
@@ -44,18 +45,18 @@ class Crew:
     hit_rate: float
     computed_tokens: int
     imbalance: float
+    error: float
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Crews of several sizes, for the same plan. `error` is what their times may be off because rows were sampled, a
-    share of 1; 0.0 when all were simulated."""
+    """Crews of several sizes, for the same plan, by so many rows of it that were simulated."""
 
     label: str  # of the device
     load_s: float
     are_lengths_known: bool
+    is_sampled: bool
     num_simulated: int
-    error: float
     crews: tuple[Crew, ...]
 
 
@@ -65,8 +66,8 @@ def simulate(job: "Job", plan: "Plan", device: Device, workers: Sequence[int], c
     The same arguments give the same fleet. Raises StorageFailed when the plan cannot be read.
     """
     tuned, summary = as_tuned(job, device), plan.summary
-    shift_of = _row_by_row if _is_small(plan) else _by_samples
-    simulated = shift_of(tuned, plan, device)
+    is_small = _is_small(plan)
+    simulated = _row_by_row(tuned, plan, device) if is_small else _by_samples(tuned, plan, device)
     prompt_tokens = max(summary.prompt_tokens, 1)
 
     def crew(num: int) -> Crew:
@@ -79,14 +80,15 @@ def simulate(job: "Job", plan: "Plan", device: Device, workers: Sequence[int], c
             hit_rate=shift.cached_tokens / prompt_tokens,
             computed_tokens=shift.computed_tokens,
             imbalance=shift.imbalance,
+            error=simulated.error(num),
         )
 
     return Fleet(
         label=device.label,
         load_s=device.load_s,
         are_lengths_known=simulated.are_lengths_known,
+        is_sampled=not is_small,
         num_simulated=simulated.num_rows,
-        error=simulated.error,
         crews=tuple(crew(num) for num in workers),
     )
 
@@ -98,7 +100,7 @@ class _Simulated:
     shift: Callable[[int], Shift]
     num_rows: int
     are_lengths_known: bool
-    error: float
+    error: Callable[[int], float]
 
 
 def _is_small(plan: "Plan") -> bool:
@@ -119,7 +121,7 @@ def _row_by_row(job: "Job", plan: "Plan", device: Device) -> _Simulated:
         hands = [EngineHand(job, summary, device, requests) for _ in range(num)]
         return work(hands, Leases(shared_len, lengths - shared_len, num))
 
-    return _Simulated(shift, len(requests), rows.are_lengths_known, error=0.0)
+    return _Simulated(shift, len(requests), rows.are_lengths_known, error=lambda num: 0.0)
 
 
 def _by_samples(job: "Job", plan: "Plan", device: Device) -> _Simulated:
@@ -133,4 +135,7 @@ def _by_samples(job: "Job", plan: "Plan", device: Device) -> _Simulated:
         hands: list[Hand] = [PacedHand(slices, pace) for _ in range(num)]
         return work(hands, Leases(shared_len, slices.work, num))
 
-    return _Simulated(shift, pace.num_rows, pace.are_lengths_known, pace.error + _PACE_ERROR)
+    def error(num: int) -> float:
+        return pace.error + _PACE_ERROR + _FEW_ROWS_ERROR * min(1.0, num * pace.batch / summary.num_unique)
+
+    return _Simulated(shift, pace.num_rows, pace.are_lengths_known, error)

@@ -122,7 +122,7 @@ def find(cache: Path, job: "Job", spec: "ModelSpec") -> Profile | None:
     A file that cannot be read is passed over with a warning.
     """
     here = this_machine()
-    found = [_read(path) for path in sorted(_folder(cache).glob(f"{spec.digest[:16]}-*.json"))]
+    found = [read(path) for path in sorted(_folder(cache).glob(f"{spec.digest[:16]}-*.json"))]
     fitting = [
         profile
         for profile in found
@@ -131,6 +131,18 @@ def find(cache: Path, job: "Job", spec: "ModelSpec") -> Profile | None:
         and profile.options.include(job)
     ]
     return max(fitting, key=lambda profile: profile.measured_at, default=None)
+
+
+def read(path: Path) -> Profile | None:
+    """The profile in a file; None, with a warning, for one that cannot be used."""
+    try:
+        profile = Profile.model_validate_json(path.read_bytes())
+        StepTimes.named(profile.costs)
+    except (OSError, ValueError) as error:
+        reason = f"{error.error_count()} fields are wrong" if isinstance(error, ValidationError) else error
+        _log.warning("%s is not used: %s; batchrun tune writes it anew", path, reason)
+        return None
+    return profile
 
 
 def save(cache: Path, profile: Profile) -> Path:
@@ -172,17 +184,6 @@ def as_tuned(job: "Job", device: "Device | None") -> "Job":
 
 def _folder(cache: Path) -> Path:
     return cache / "profiles"
-
-
-def _read(path: Path) -> Profile | None:
-    try:
-        profile = Profile.model_validate_json(path.read_bytes())
-        StepTimes.named(profile.costs)
-    except (OSError, ValueError) as error:
-        reason = f"{error.error_count()} fields are wrong" if isinstance(error, ValidationError) else error
-        _log.warning("%s is not used: %s; batchrun tune writes it anew", path, reason)
-        return None
-    return profile
 
 
 def _num_cores() -> int:
