@@ -12,7 +12,7 @@ import numpy as np
 
 from batchrun.leases import Leases
 from batchrun.plan.sharing import decide
-from batchrun.tune.hands import EngineHand, Hand, PacedHand, Shift, work
+from batchrun.tune.hands import EngineHand, PacedHand, Shift, work
 from batchrun.tune.imagined import Device, ExpectedRows, Outputs
 from batchrun.tune.pace import learn
 from batchrun.tune.profile import as_tuned
@@ -28,7 +28,7 @@ _WORK_OF_A_ROW = 16
 _PROMPT_TOKENS_OF_WORK = 32
 # What a pace leaves out of the time, and what more where workers have less than a few batches; held against whole
 # simulations, it is less.
-_PACE_ERROR, _FEW_ROWS_ERROR = 0.05, 0.05
+_PACE_ERROR, _FEW_ROWS_ERROR = 0.05, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,12 @@ def _by_samples(job: "Job", plan: "Plan", device: Device) -> _Simulated:
     summary = plan.summary
     outputs = Outputs(job.sampling, summary.longest_len)
     sharing = decide(job.prefix_caching, summary)
-    slices, pace = read_slices(plan, outputs, shares_prefixes=sharing.is_on), learn(job, plan, device)
+    slices, pace = read_slices(plan, outputs), learn(job, plan, device)
     shared_len = slices.shared_len.astype(np.int32)
 
     def shift(num: int) -> Shift:
-        hands: list[Hand] = [PacedHand(slices, pace) for _ in range(num)]
-        return work(hands, Leases(shared_len, slices.work, num))
+        hands = [PacedHand(slices, pace, shares_prefixes=sharing.is_on) for _ in range(num)]
+        return work(hands, Leases(shared_len, slices.prompt_work + slices.output_tokens, num))
 
     def error(num: int) -> float:
         return pace.error + _PACE_ERROR + _FEW_ROWS_ERROR * min(1.0, num * pace.batch / summary.num_unique)

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from batchrun.job import Job
     from batchrun.plan.plan import PlanSummary
 
-# Waiting in an engine: what waits longer is leased when it is needed, and until then another may take it.
+# As workers have them: so many may wait in an engine when it asks for more, and so many it is leased at a time.
 _ROWS_AHEAD = 64
+_ROWS_OF_A_LEASE = 32
 
 
 class Hand(Protocol):
@@ -125,7 +126,7 @@ class EngineHand:
 
     @property
     def room(self) -> int:
-        return max(0, _ROWS_AHEAD - self._engine.num_waiting)
+        return _ROWS_OF_A_LEASE if self._engine.num_waiting <= _ROWS_AHEAD else 0
 
     @property
     def has_work(self) -> bool:
@@ -142,19 +143,21 @@ class EngineHand:
 class PacedHand:
     """A worker of which no more is known than what it has to compute and the pace of such engines."""
 
-    def __init__(self, slices: Slices, pace: Pace) -> None:
+    def __init__(self, slices: Slices, pace: Pace, *, shares_prefixes: bool) -> None:
         self.now_s = 0.0
         self.cached_tokens = self.computed_tokens = 0
         self._slices = slices
         self._pace = pace
+        self._shares_prefixes = shares_prefixes
         rows_a_slice = int(slices.num_rows[0])
-        self._most = -(-_ROWS_AHEAD // rows_a_slice)
+        self._most = -(-_ROWS_OF_A_LEASE // rows_a_slice)
         # It has room again when so much of it is left: what waits, and half of what runs.
-        mean = float(slices.work.mean()) / rows_a_slice
-        self._lead_s = pace.of((_ROWS_AHEAD + pace.batch / 2) * mean)
+        prompt, output = (float(work.mean()) / rows_a_slice for work in (slices.prompt_work, slices.output_work))
+        self._lead_s = pace.of((_ROWS_AHEAD + pace.batch / 2) * (prompt + output))
+        self._ahead_tokens = _ROWS_AHEAD * prompt
         self._last: int | None = None  # slice it was given
         self._began_s = self._ends_s = self._asks_s = 0.0
-        self._tokens = 0  # since it began, without a pause
+        self._tokens = self._prompt_tokens = 0  # since it began, without a pause
 
     @property
     def room(self) -> int:
@@ -168,17 +171,21 @@ class PacedHand:
         if not len(places):
             return
         slices = self._slices
-        prompt_tokens = int(slices.prompt_work[places].sum()) + self._lost(int(places[0]))
-        tokens = prompt_tokens + int((slices.output_tokens - slices.num_rows)[places].sum())
-        self.cached_tokens += int(slices.prompt_tokens[places].sum()) - prompt_tokens
+        prompt_tokens = whole = int(slices.prompt_tokens[places].sum())
+        if self._shares_prefixes:
+            prompt_tokens = int(slices.prompt_work[places].sum()) + self._lost(int(places[0]))
+        tokens = prompt_tokens + int(slices.output_work[places].sum())
+        self.cached_tokens += whole - prompt_tokens
         self.computed_tokens += tokens
         if not self.has_work:
-            self._began_s, self._tokens = self.now_s, 0
+            self._began_s, self._tokens, self._prompt_tokens = self.now_s, 0, 0
         self._tokens += tokens
+        self._prompt_tokens += prompt_tokens
         longest_s = int(slices.longest_output[places].max()) * self._pace.lone_s
         self._ends_s = max(self._ends_s, self._began_s + self._pace.of(self._tokens), self.now_s + longest_s)
-        # Rows that wait become rows that run when their prompts are computed, not before.
-        self._asks_s = max(self._ends_s - self._lead_s, self.now_s + prompt_tokens * self._pace.steady_s)
+        # A lease a step at most, and so many rows wait that are computed one after the other.
+        waiting_s = self._pace.steady_s * max(0.0, self._prompt_tokens - self._ahead_tokens)
+        self._asks_s = max(self._ends_s - self._lead_s, self._began_s + waiting_s, self.now_s + self._pace.step_s)
         self._last = int(places[-1])
 
     def advance(self, *, is_last: bool) -> None:

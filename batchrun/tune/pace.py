@@ -6,7 +6,6 @@ from all over the plan, whose spread says how far the rate may be off.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
 from math import sqrt
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
@@ -25,19 +24,20 @@ if TYPE_CHECKING:
 _NUM_SAMPLES = 4  # of each size
 _STUDENT_T = 3.18  # of four samples, for nineteen times out of twenty
 _STRETCH = 256  # neighbouring rows, which share what neighbours share
-_GROWTH = 4  # from one size to the next
-_BATCHES = 4  # of rows, in the largest sample at least
+# The sizes of samples, in batches.
+_BATCHES = (1 / 16, 1 / 4, 1, 2, 4)
 _MOST_OUTPUT = 60_000  # tokens of a sample; what lasts longer is followed for a while only
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample's tokens and seconds, and the seconds a token in its middle, where the batch is full."""
+    """A sample's tokens and seconds, the seconds a token in its middle, where the batch is full, and those a step."""
 
     num_rows: int
     tokens: int
     seconds: float
     steady_s: float
+    step_s: float
     are_lengths_known: bool
 
 
@@ -48,6 +48,7 @@ class Pace:
     tokens: tuple[float, ...]
     seconds: tuple[float, ...]
     steady_s: float  # a token, beyond the largest sample
+    step_s: float  # a step of a full batch, about
     lone_s: float  # a token of a row that runs alone
     batch: int  # rows that run at a time
     error: float
@@ -73,6 +74,7 @@ def learn(job: "Job", plan: "Plan", device: Device) -> Pace:
         tokens=tuple(fmean(one.tokens for one in samples) for samples in by_size),
         seconds=tuple(fmean(one.seconds for one in samples) for samples in by_size),
         steady_s=fmean(steady),
+        step_s=fmean(one.step_s for one in by_size[-1]),
         lone_s=device.times.seconds(StepSize(1, 1, 1, context, context)),
         batch=batch,
         error=_STUDENT_T * stdev(steady) / sqrt(len(steady)) / fmean(steady),
@@ -89,8 +91,9 @@ def _batch(job: "Job", plan: "Plan", device: Device) -> int:
 
 def _sizes(batch: int, num_rows: int) -> list[int]:
     """Of the samples, in rows: from one on to several batches, or as many as there are."""
-    most = min(_BATCHES * batch, num_rows)
-    return [*takewhile(lambda size: size < most, (_GROWTH**power for power in count())), most]
+    # What does not fit the first batch waits for its rows to end.
+    sizes = [1, batch + 1, *(max(1, round(share * batch)) for share in _BATCHES)]
+    return sorted({min(size, num_rows) for size in sizes})
 
 
 def _samples(num_rows: int, size: int) -> Iterator[NDArray[np.int64]]:
@@ -123,6 +126,7 @@ def _run(job: "Job", plan: "Plan", device: Device, places: NDArray[np.int64]) ->
         tokens=tokens,
         seconds=ends[-1] * tokens / done,
         steady_s=float(middle[1] - middle[0]) / (done * 3 / 4),
+        step_s=ends[-1] / (len(ends) - 1),
         are_lengths_known=rows.are_lengths_known,
     )
 

@@ -43,12 +43,12 @@ class Slices:
         return self.alone_tokens - self.shared_len
 
     @property
-    def work(self) -> Counts:
-        """Tokens to compute; the last one of a row never is."""
-        return self.prompt_work + self.output_tokens - self.num_rows
+    def output_work(self) -> Counts:
+        """Tokens to compute of the outputs: the last one of a row never is."""
+        return self.output_tokens - self.num_rows
 
 
-def read_slices(plan: "Plan", outputs: Outputs, *, shares_prefixes: bool) -> Slices:
+def read_slices(plan: "Plan", outputs: Outputs) -> Slices:
     """Raises StorageFailed when the plan cannot be read."""
     num_rows = plan.summary.num_unique
     size = max(1, -(-num_rows // _MOST_SLICES))
@@ -62,7 +62,7 @@ def read_slices(plan: "Plan", outputs: Outputs, *, shares_prefixes: bool) -> Sli
             continue
         table = read_unit(unit)
         lengths = _lengths(table.column("token_ids"))
-        keep_len = table.column("keep_len").to_numpy().astype(np.int64) * shares_prefixes
+        keep_len = table.column("keep_len").to_numpy().astype(np.int64)
         shared, before = np.concatenate([[before], keep_len[:-1]]), int(keep_len[-1])
         expected = _expected(table.column("params"), lengths, outputs)
         which = (first + np.arange(len(lengths))) // size
