@@ -1,4 +1,4 @@
-"""The options of the commands, made from the fields of `Job`, `Console` and `Tuning`.
+"""The options of the commands, made from the fields of `Job`, `Console`, `Tuning` and `Simulating`.
 
 Each is declared once for flag, variable and file.
 Collects what was typed, as text; what it means is decided in `Job.load`.
@@ -14,9 +14,11 @@ import click
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
+from batchrun.errors import UsageError
 from batchrun.job import CHANGEABLE, Job
 from batchrun.observe.log import LogFormat
 from batchrun.observe.progress import ProgressMode
+from batchrun.option_types import WorkforcesText
 from batchrun.settings import merge, option, validated
 
 _SHORT = {
@@ -44,12 +46,27 @@ class Tuning:
     quick: bool = option("Tune", False, "A quarter of the time, and less exact.")
 
 
+@dataclass(frozen=True, slots=True)
+class Simulating:
+    """What `plan` says about several workers."""
+
+    simulate: WorkforcesText = option(
+        "Fleet",
+        None,
+        "Also say what the plan takes so many workers, on this device or another: 8, 1,2,4, 1..64, 8xh100-80gb.",
+        "WORKERS[xDEVICE]",
+    )
+    cost_per_hour: float | None = option("Fleet", None, "What a worker costs, for the cost of each.", "X", gt=0)
+
+
 assert is_pydantic_dataclass(Console)
 assert is_pydantic_dataclass(Tuning)
+assert is_pydantic_dataclass(Simulating)
 _CONSOLE_FIELDS: dict[str, FieldInfo] = Console.__pydantic_fields__
 _TUNING_FIELDS: dict[str, FieldInfo] = Tuning.__pydantic_fields__
+_SIMULATING_FIELDS: dict[str, FieldInfo] = Simulating.__pydantic_fields__
 # May stand in a file beside a job's own.
-_BESIDE = (*_CONSOLE_FIELDS, *_TUNING_FIELDS, "config")
+_BESIDE = (*_CONSOLE_FIELDS, *_TUNING_FIELDS, *_SIMULATING_FIELDS, "config")
 # Options of the job that `tune` has too: they say what is measured.
 _MEASURED = ("revision", "dtype", "trust_remote_code", "device", "kv_cache_dtype", "enforce_eager")
 _Settings = TypeVar("_Settings")
@@ -94,6 +111,11 @@ def job_options() -> list[click.Parameter]:
     return [click.Argument(["inputs"], nargs=-1, metavar="INPUT..."), *fields, *console_options()]
 
 
+def plan_options() -> list[click.Parameter]:
+    """Those of a job, and what else is to be said about it."""
+    return [*job_options(), *(FieldOption(name, field) for name, field in _SIMULATING_FIELDS.items())]
+
+
 def tune_options() -> list[click.Parameter]:
     """MODEL, and the options that say what is measured and what for."""
     fields = {**{name: Job.model_fields[name] for name in _MEASURED}, **_TUNING_FIELDS}
@@ -134,6 +156,14 @@ def load_console(given: Mapping[str, Any]) -> Console:
 def load_tuning(given: Mapping[str, Any]) -> Tuning:
     """What to tune for, from the same three places."""
     return _load(Tuning, _TUNING_FIELDS, given)
+
+
+def load_simulating(given: Mapping[str, Any]) -> Simulating:
+    """What `plan` is to simulate, from the same three places. Raises UsageError for a price of nothing."""
+    simulating = _load(Simulating, _SIMULATING_FIELDS, given)
+    if simulating.cost_per_hour is not None and simulating.simulate is None:
+        raise UsageError("--cost-per-hour is the price of a worker; say how many with --simulate, such as 1..64")
+    return simulating
 
 
 def _load(kind: type[_Settings], fields: Mapping[str, FieldInfo], given: Mapping[str, Any]) -> _Settings:

@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Any
 from batchrun.cli_text import aligned, failed, joined, latency_lines, size
 from batchrun.observe.duration import duration
 from batchrun.observe.printable import one_line, printable
+from batchrun.observe.quantity import short_duration
 from batchrun.outcome import Outcome
 
 if TYPE_CHECKING:
     from batchrun.plan.plan import Plan, PlanSummary
     from batchrun.plan.sharing import Sharing
+    from batchrun.tune.fleet import Fleet
     from batchrun.tune.simulation import Estimate
 
 _SAMPLE_LINES = 12
 _SAMPLE_WIDTH = 100
 
 
-def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> str:
-    """What will run, what it costs and what one prompt looks like; `estimate` is None where nothing was measured."""
+def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing", fleet: "Fleet | None" = None) -> str:
+    """What will run, what it costs and what one prompt looks like; `estimate` is None where nothing was measured,
+    `fleet` where nobody asked for it."""
     summary = plan.summary
     row = "" if summary.longest_prompt_row is None else f" (row {summary.longest_prompt_row})"
     lines = [
@@ -31,6 +34,7 @@ def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> 
         _wanted(summary),
         ("KV", _kv(summary)),
         *([("time", _time(estimate))] if _can_be_timed(summary) else []),
+        *([("workers", _crews(fleet))] if fleet is not None else []),
         ("units", one_line(f"{len(plan.units):,} in {plan.folder}")),
         ("sample", _sample(summary)),
     ]
@@ -42,7 +46,9 @@ def _can_be_timed(summary: "PlanSummary") -> bool:
     return summary.task == "generate" and summary.num_beams == 1 and not summary.has_states
 
 
-def plan_as_dict(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") -> dict[str, Any]:
+def plan_as_dict(
+    plan: "Plan", estimate: "Estimate | None", sharing: "Sharing", fleet: "Fleet | None" = None
+) -> dict[str, Any]:
     """The same for JSON."""
     derived = {
         "num_errors": plan.summary.num_errors,
@@ -51,6 +57,7 @@ def plan_as_dict(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing") 
         "folder": str(plan.folder),
         "prefix_caching": asdict(sharing),
         "estimate": None if estimate is None else asdict(estimate),
+        "fleet": None if fleet is None else asdict(fleet),
     }
     return asdict(plan.summary) | derived
 
@@ -144,6 +151,26 @@ def _time(estimate: "Estimate | None") -> str:
         f"{duration(estimate.load_s)} to load",
         one_line(f"by what was measured {estimate.label}"),
     )
+
+
+def _crews(fleet: "Fleet") -> str:
+    """A line for each number of workers under the names of its columns, and what they rest on."""
+    has_cost = fleet.crews[0].cost is not None
+    lines = [
+        f"{'':>6} {'time':>8} {'cost':>10} {'prefix hit':>10} {'computed':>15} {'imbalance':>9}",
+        *(
+            f"{crew.workers:>6,} {short_duration(crew.time_s):>8} {crew.cost or 0:>10,.2f} {crew.hit_rate:>10.1%} "
+            f"{crew.computed_tokens:>15,} {crew.imbalance:>9.2f}"
+            for crew in fleet.crews
+        ),
+    ]
+    if not has_cost:
+        lines = [line[:15] + line[26:] for line in lines]
+    outputs = "" if fleet.are_lengths_known else "outputs half as long as allowed"
+    loading = f"{short_duration(fleet.load_s)} of each to load" if fleet.load_s else "without loading"
+    off = [f"{error:.0%}" for error in sorted({round(crew.error, 2) for crew in fleet.crews})]
+    sampled = f"by {fleet.num_simulated:,} rows, within {off[0]}" + (f" to {off[-1]}" if off[1:] else "")
+    return "\n".join([*lines, joined(one_line(fleet.label), loading, outputs, sampled if fleet.is_sampled else "")])
 
 
 def _sample(summary: "PlanSummary") -> str:

@@ -15,7 +15,16 @@ from typing import Any
 import click
 
 from batchrun.cli import complain
-from batchrun.cli_options import Console, JobCommand, console_options, job_options, load_console, load_job
+from batchrun.cli_options import (
+    Console,
+    JobCommand,
+    console_options,
+    job_options,
+    load_console,
+    load_job,
+    load_simulating,
+    plan_options,
+)
 from batchrun.cli_report import plan_as_dict, plan_text, summary_text
 from batchrun.cli_signals import stopping_on_signals
 from batchrun.errors import DataError
@@ -28,28 +37,34 @@ from batchrun.stop import StopRequest
 from batchrun.store.at_hand import named
 
 
-@click.command(cls=JobCommand, params=job_options())
+@click.command(cls=JobCommand, params=plan_options())
 def plan(**given: Any) -> None:
     """Read, tokenise and sort the input; show what would run.
 
     Writes the plan, which submit takes. Needs no accelerator and loads no weights.
-    INPUT and options are those of submit.
+    INPUT and options are those of submit. With --simulate it also says what the plan takes so many workers.
 
     \b
     Example:
       batchrun plan reviews.parquet --prompt-col body -o out/reviews
+      batchrun plan reviews.parquet --prompt-col body -o out/reviews --simulate 1..64
     """
-    console, job = load_console(given), load_job(given)
+    console, job, simulating = load_console(given), load_job(given), load_simulating(given)
 
     from batchrun import planning
 
-    stop = StopRequest()
+    stop, wanted = StopRequest(), simulating.simulate
     with talking(console) as observe:
+        # Before the plan is made, which may take long.
+        device = None if wanted is None else planning.find_device(job, wanted.device)
         with stopping_on_signals(stop):
             made = planning.plan(job, observe, stop)
         estimate, sharing = planning.estimate(job, made), decide(job.prefix_caching, made.summary)
-    shown = json.dumps(plan_as_dict(made, estimate, sharing)) if console.json else plan_text(made, estimate, sharing)
-    click.echo(shown)
+        fleet = None
+        if wanted is not None and device is not None:
+            fleet = planning.simulate(job, made, device, wanted.workers, simulating.cost_per_hour)
+    known = (made, estimate, sharing, fleet)
+    click.echo(json.dumps(plan_as_dict(*known)) if console.json else plan_text(*known))
 
 
 @click.command(cls=JobCommand, params=job_options())

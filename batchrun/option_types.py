@@ -1,10 +1,12 @@
-"""What the values of options may be written as: a duration, a rate, a list with commas, a schema, pairs.
+"""What the values of options may be written as: a duration, a rate, a list with commas, a schema, pairs, workers.
 
 Each type takes what comes from a command line, a TOML file or Python and is the value that the job keeps.
 """
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import time, timedelta
 from typing import Annotated, Literal
 
@@ -13,6 +15,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from batchrun.engine.request import EarlyStoppingName
 
 _DURATION = TypeAdapter(timedelta)
+_WORKFORCES = re.compile(r"(\d+(?:,\d+)*|\d+\.\.\d+)(?:[x\u00d7](.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Workforces:
+    """Numbers of workers, ascending, and what each runs on; None: what this process would run on."""
+
+    workers: tuple[int, ...]
+    device: str | None = None
 
 
 def _seconds(value: object) -> object:
@@ -81,6 +92,30 @@ def _json_schema(value: object) -> object:
     raise ValueError("should be a JSON schema, an object")
 
 
+def _workforces(value: object) -> object:
+    """ "8", "1,2,4", "1..64" (which doubles), each with "xDEVICE" behind it or not → `Workforces`."""
+    if value is None or isinstance(value, Workforces):
+        return value
+    found = _WORKFORCES.fullmatch(str(value).strip())
+    numbers = _numbers(found[1]) if found else ()
+    if found is None or not numbers or numbers[0] < 1:
+        raise ValueError("should be numbers of workers such as 8, 1,2,4 or 1..64, or with a device 8xh100-80gb")
+    return Workforces(numbers, found[2])
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Each once and ascending; of "1..64" 1, 2, 4 and so on, and the last."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return tuple(sorted({int(number) for number in text.split(",")}))
+    numbers, end = [], int(last)
+    number = max(1, int(first))
+    while number < end:
+        numbers.append(number)
+        number *= 2
+    return (*numbers, end) if int(first) <= end else ()
+
+
 def _comma_separated(value: object) -> object:
     parts = _one_or_more(value)
     if not isinstance(parts, tuple | list):
@@ -117,6 +152,7 @@ Deadline = Annotated[float | time, BeforeValidator(_deadline)]
 Rate = Annotated[float, BeforeValidator(_rate)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_comma_separated)]
+WorkforcesText = Annotated[Workforces | None, BeforeValidator(_workforces)]
 TaskName = Literal["generate", "score", "choose", "embed"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 ChoiceNormalise = Literal["none", "tokens", "bytes"]

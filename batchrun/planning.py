@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import Path
 
 from batchrun.checkpoint import cache_folder
-from batchrun.errors import StorageFailed
+from batchrun.errors import StorageFailed, UsageError
 from batchrun.job import Job
+from batchrun.model_spec import ModelSpec
 from batchrun.observe.events import Message, Observe
 from batchrun.opened import OpenedJob, find_model, open_job
 from batchrun.plan.plan import Plan, load_plan
@@ -18,10 +19,13 @@ from batchrun.reuse import earlier_job, foresee
 from batchrun.stop import StopRequest
 from batchrun.store.durable import storage_errors, write_file
 from batchrun.tokenizer import Tokenizer
-from batchrun.tune import simulation
+from batchrun.tune import fleet, simulation
 from batchrun.tune import tune as tuning
 from batchrun.tune.choice import Weights
-from batchrun.tune.profile import find
+from batchrun.tune.fleet import Fleet
+from batchrun.tune.imagined import Device
+from batchrun.tune.profile import Profile, find, read, this_machine
+from batchrun.tune.roofline import DEVICES, roofline
 
 
 def plan(job: Job, observe: Observe, stop: StopRequest) -> Plan:
@@ -60,6 +64,48 @@ def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
     with storage_errors(plan.folder):
         write_file(plan.folder / "estimate.json", json.dumps(asdict(estimated)).encode(), plan.folder)
     return estimated
+
+
+def find_device(job: Job, name: str | None) -> Device:
+    """What a worker runs on: the device `name`, by its published peaks or by a profile's file, or what was measured of
+    the job's model here, with as many threads as this process is to have.
+
+    Raises:
+        UsageError: nothing is known of it, or nothing that would be of use for the job.
+    """
+    if job.task != "generate" or job.num_beams > 1:
+        what = "--num-beams" if job.num_beams > 1 else f"--task {job.task}"
+        raise UsageError(f"--simulate is for generated text, and {what} is timed by nothing yet; leave it out")
+    checkpoint = find_model(job)
+    if name in DEVICES:
+        return roofline(name, job, checkpoint)
+    if name is not None:
+        return _profile_of(Path(name), checkpoint.spec)
+    profile = find(cache_folder(), job, checkpoint.spec)
+    if profile is None:
+        threads, model = this_machine().threads, "" if job.model is None else f" {job.model}"
+        raise UsageError(
+            f"{checkpoint.spec.name} was not measured here as the job would run it, with {threads} threads: "
+            f"OMP_NUM_THREADS={threads} batchrun tune{model} does that; or name a device: --simulate 8xh100-80gb"
+        )
+    return profile
+
+
+def simulate(job: Job, plan: Plan, device: Device, workers: tuple[int, ...], cost_per_hour: float | None) -> Fleet:
+    """What the plan takes so many workers. Raises StorageFailed when it cannot be read."""
+    return fleet.simulate(job, plan, device, workers, cost_per_hour)
+
+
+def _profile_of(path: Path, spec: ModelSpec) -> Profile:
+    profile = read(path) if path.is_file() else None
+    if profile is None:
+        raise UsageError(
+            f"--simulate: {path} is no device that is known ({', '.join(sorted(DEVICES))}), and no profile that "
+            "batchrun tune wrote"
+        )
+    if profile.digest != spec.digest:
+        raise UsageError(f"--simulate: {path} was measured for {profile.model}, not for {spec.name}")
+    return profile
 
 
 def tune(job: Job, weights: Weights, is_quick: bool, observe: Observe) -> tuning.Tuned:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from batchrun.engine.step import ScheduledBatch
 
-_TOKEN_KNEES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+TOKEN_KNEES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _SAMPLED_KNEES = (8, 32)
 
 # What each cost is of, in the order of `_amounts`.
 TERMS = (
     "step",
     "token",
-    *(f"token_over_{knee}" for knee in _TOKEN_KNEES),
+    *(f"token_over_{knee}" for knee in TOKEN_KNEES),
     "row",
     "kv_token",
     "pair",
@@ -141,7 +141,7 @@ def _amounts(size: StepSize) -> list[float]:
     return [
         1.0,
         num,
-        *[num - knee if num > knee else 0.0 for knee in _TOKEN_KNEES],
+        *[num - knee if num > knee else 0.0 for knee in TOKEN_KNEES],
         size.num_rows,
         size.kv_tokens,
         size.pairs,

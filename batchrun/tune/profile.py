@@ -23,6 +23,7 @@ from batchrun.errors import StorageFailed
 if TYPE_CHECKING:
     from batchrun.job import Job
     from batchrun.model_spec import ModelSpec
+    from batchrun.tune.imagined import Device
 
 _CPU_FACTS = Path("/proc/cpuinfo")
 _log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ def find(cache: Path, job: "Job", spec: "ModelSpec") -> Profile | None:
     A file that cannot be read is passed over with a warning.
     """
     here = this_machine()
-    found = [_read(path) for path in sorted(_folder(cache).glob(f"{spec.digest[:16]}-*.json"))]
+    found = [read(path) for path in sorted(_folder(cache).glob(f"{spec.digest[:16]}-*.json"))]
     fitting = [
         profile
         for profile in found
@@ -130,6 +131,18 @@ def find(cache: Path, job: "Job", spec: "ModelSpec") -> Profile | None:
         and profile.options.include(job)
     ]
     return max(fitting, key=lambda profile: profile.measured_at, default=None)
+
+
+def read(path: Path) -> Profile | None:
+    """The profile in a file; None, with a warning, for one that cannot be used."""
+    try:
+        profile = Profile.model_validate_json(path.read_bytes())
+        StepTimes.named(profile.costs)
+    except (OSError, ValueError) as error:
+        reason = f"{error.error_count()} fields are wrong" if isinstance(error, ValidationError) else error
+        _log.warning("%s is not used: %s; batchrun tune writes it anew", path, reason)
+        return None
+    return profile
 
 
 def save(cache: Path, profile: Profile) -> Path:
@@ -153,35 +166,24 @@ def save(cache: Path, profile: Profile) -> Path:
     return path
 
 
-def as_tuned(job: "Job", profile: Profile | None) -> "Job":
-    """The job with the profile's limits of a step, where it names neither and leaves the schedule as it is.
+def as_tuned(job: "Job", device: "Device | None") -> "Job":
+    """The job with the device's limits of a step, where it names neither and leaves the schedule as it is.
 
     No answer depends on them.
     """
     is_open = job.max_num_seqs is None and job.max_num_batched_tokens is None and job.schedule == "chunked"
-    if profile is None or not is_open:
+    if device is None or not is_open:
         return job
     return job.model_copy(
         update={
-            "max_num_seqs": max(profile.max_num_seqs, job.num_beams),
-            "max_num_batched_tokens": profile.max_num_batched_tokens,
+            "max_num_seqs": max(device.max_num_seqs, job.num_beams),
+            "max_num_batched_tokens": device.max_num_batched_tokens,
         }
     )
 
 
 def _folder(cache: Path) -> Path:
     return cache / "profiles"
-
-
-def _read(path: Path) -> Profile | None:
-    try:
-        profile = Profile.model_validate_json(path.read_bytes())
-        StepTimes.named(profile.costs)
-    except (OSError, ValueError) as error:
-        reason = f"{error.error_count()} fields are wrong" if isinstance(error, ValidationError) else error
-        _log.warning("%s is not used: %s; batchrun tune writes it anew", path, reason)
-        return None
-    return profile
 
 
 def _num_cores() -> int:

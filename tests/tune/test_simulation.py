@@ -17,6 +17,7 @@ from batchrun.executors import local
 from batchrun.plan.plan import Plan
 from batchrun.stop import StopRequest
 from batchrun.tune import simulation as subject
+from batchrun.tune.imagined import ExpectedRows
 from batchrun.tune.profile import save
 from batchrun.tune.simulation import Estimate, estimate
 from tests.run.conftest import EchoJob, ignore
@@ -115,8 +116,8 @@ def test_stretches_share_what_their_rows_share(echo_job: MakeJob, monkeypatch: p
     monkeypatch.setattr(subject, "_STRETCH", 7)
     monkeypatch.setattr(subject, "_MOST_WORK", 3000)
     plan = planned(echo_job(400), max_tokens=16)
-    rows = subject._Rows(SamplingParams(), plan.summary.longest_len, is_longest=False)
-    requests = list(rows.requests(plan))
+    rows = ExpectedRows(SamplingParams(), plan.summary.longest_len)
+    requests = list(rows.requests(plan, subject._stretches(plan.summary)))
     assert 14 < len(requests) < 100
     shared = [common_len(one.token_ids, other.token_ids) for one, other in pairwise(requests)]
     assert [request.keep_len for request in requests[:-1]] == shared
