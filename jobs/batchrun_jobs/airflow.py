@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from batchrun_jobs.submission import Submission, submit_command
+from batchrun_jobs.submission import IN_VAIN, Submission, submit_command
 
 try:
     from airflow.sdk import BaseOperator
@@ -19,8 +19,6 @@ try:
 except ImportError:  # before Airflow 3.2
     from airflow.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-# A person has to change something first: an option, the data, the place of the output, or the job.
-FAIL_ON = (2, 65, 73, 78)
 _OWN = {"inputs", "output", "config", "json", "drain_timeout", "wait_lock"}
 
 
@@ -44,7 +42,7 @@ class BatchrunOperator(BaseOperator):  # type: ignore[misc]
         config: str | None = None,
         drain_timeout: float = 45.0,
         wait_lock: float = 120.0,
-        fail_on: Collection[int] = FAIL_ON,
+        fail_on: Collection[int] = IN_VAIN,
         skip_on: Collection[int] = (),
         env: Mapping[str, str] | None = None,
         python: str | None = None,

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+# Exit codes after which the same command again is in vain: options, data, place of the output or job are wrong.
+IN_VAIN = (2, 65, 73, 78)
 # Beyond the time to drain: what saving and leaving may take.
 _LEAVING_S = 15.0
 _POLL_S = 0.1
