@@ -23,6 +23,7 @@ _COMMANDS = {
     "resume": "batchrun.cli_run",
     "cancel": "batchrun.cli_cancel",
     "retry": "batchrun.cli_retry",
+    "presets": "batchrun.cli_presets",
     "tune": "batchrun.cli_tune",
     "status": "batchrun.cli_status",
     "list": "batchrun.cli_list",

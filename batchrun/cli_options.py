@@ -14,6 +14,7 @@ import click
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
+from batchrun import presets
 from batchrun.errors import UsageError
 from batchrun.job import CHANGEABLE, Job
 from batchrun.observe.log import LogFormat
@@ -66,7 +67,7 @@ _CONSOLE_FIELDS: dict[str, FieldInfo] = Console.__pydantic_fields__
 _TUNING_FIELDS: dict[str, FieldInfo] = Tuning.__pydantic_fields__
 _SIMULATING_FIELDS: dict[str, FieldInfo] = Simulating.__pydantic_fields__
 # May stand in a file beside a job's own.
-_BESIDE = (*_CONSOLE_FIELDS, *_TUNING_FIELDS, *_SIMULATING_FIELDS, "config")
+_BESIDE = (*_CONSOLE_FIELDS, *_TUNING_FIELDS, *_SIMULATING_FIELDS, presets.OPTION, "config")
 # Options of the job that `tune` has too: they say what is measured.
 _MEASURED = ("revision", "dtype", "trust_remote_code", "device", "kv_cache_dtype", "enforce_eager")
 _Settings = TypeVar("_Settings")
@@ -106,9 +107,10 @@ class FieldOption(click.Option):
 
 
 def job_options() -> list[click.Parameter]:
-    """INPUT…, an option for every field of the job in the order of the fields, and those of the console."""
+    """INPUT…, a preset, an option for every field of the job in the order of the fields, and those of the console."""
+    preset = FieldOption(presets.OPTION, option("Task", None, "Options of this name; `batchrun presets`.", "NAME"))
     fields = [FieldOption(name, field) for name, field in Job.model_fields.items() if name != "inputs"]
-    return [click.Argument(["inputs"], nargs=-1, metavar="INPUT..."), *fields, *console_options()]
+    return [click.Argument(["inputs"], nargs=-1, metavar="INPUT..."), preset, *fields, *console_options()]
 
 
 def plan_options() -> list[click.Parameter]:
@@ -145,7 +147,7 @@ def console_options() -> list[click.Parameter]:
 
 def load_job(given: Mapping[str, Any]) -> Job:
     """The job from the flags, variables and file of the current command."""
-    return Job.load(_typed(given, Job.model_fields), os.environ, _config(given), also=_BESIDE)
+    return Job.load(_typed(given, (*Job.model_fields, presets.OPTION)), os.environ, _config(given), also=_BESIDE)
 
 
 def load_console(given: Mapping[str, Any]) -> Console:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
+from batchrun import presets
 from batchrun.engine.request import SamplingParams
 from batchrun.errors import UsageError
 from batchrun.option_types import (
@@ -57,9 +58,9 @@ _LONGEST_PLAIN_VALUE = 40
 class Job(BaseModel):
     """One batch-inference job. Fields are named like the command's options; defaults are the command's defaults.
 
-    `inputs` and `output` are absolute paths or URLs when the job comes from `Job.load`. At most one of
-    `prompt_col`, `messages_col` and `template` is set; when none is, the plan looks for a column called
-    `prompt`, `messages` or `text`.
+    `inputs` and `output` are absolute paths or URLs when the job comes from `Job.load`. A prompt comes from
+    `prompt_col`, `messages_col` or `template`; with a template, `prompt_col` is what it calls `prompt`. When none is
+    set, the plan looks for a column called `prompt`, `messages` or `text`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -80,7 +81,9 @@ class Job(BaseModel):
     )
     device: DeviceName = option("Model", "auto", "Where to compute.")
 
-    prompt_col: str | None = option("Prompts", None, "Column with the prompt text.", "COLUMN")
+    prompt_col: str | None = option(
+        "Prompts", None, "Column with the prompt text; what a template calls prompt.", "COLUMN"
+    )
     messages_col: str | None = option(
         "Prompts", None, "Column with chat messages: list of role/content, or JSON.", "COLUMN"
     )
@@ -264,7 +267,8 @@ class Job(BaseModel):
         *,
         also: Collection[str] = (),
     ) -> Self:
-        """A job from named options, `BATCHRUN_…` variables and a TOML file; the earlier wins.
+        """A job from named options, `BATCHRUN_…` variables, a TOML file and the preset that one of them names; the
+        earlier wins.
 
         Relative paths start from the current folder, those in the file from the file's. `also` names settings that
         belong to the caller and are passed over.
@@ -273,7 +277,8 @@ class Job(BaseModel):
             UsageError: an unknown name, a value that does not fit, or options that contradict each other.
             InputMissing: `file` cannot be read.
         """
-        settings = merge({*cls.model_fields, *also}, options, env or {}, file)
+        settings = merge({*cls.model_fields, presets.OPTION, *also}, options, env or {}, file)
+        settings = presets.with_preset(settings, cls.model_fields)
         given = {name: setting for name, setting in settings.items() if name in cls.model_fields}
         values = {name: from_outside(name, setting) for name, setting in given.items()}
         for name, how in (("inputs", "give INPUT…"), ("output", "give -o OUT")):
@@ -314,10 +319,9 @@ class Job(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        sources = [name for name in ("prompt_col", "messages_col", "template") if getattr(self, name) is not None]
-        if len(sources) > 1:
-            flags = " and ".join("--" + name.replace("_", "-") for name in sources)
-            raise ValueError(f"{flags} exclude each other: a prompt has one source")
+        for flag, other in (("--prompt-col", self.prompt_col), ("--template", self.template)):
+            if other is not None and self.messages_col is not None:
+                raise ValueError(f"--messages-col and {flag} exclude each other: a prompt has one source")
         if self.chat == "off" and self.messages_col is not None:
             raise ValueError("--messages-col needs a chat template, so it cannot go with --chat off")
         if self.chat == "off" and self.chat_template is not None:

@@ -56,6 +56,20 @@ def merge(
     return _from_file(known, file) | _from_env(known, env) | _from_options(known, options)
 
 
+def from_toml(text: str, known: Collection[str], where: str, base: Path) -> dict[str, Setting]:
+    """The settings of a file's text, a flat table; `where` names it, relative paths start from `base`.
+
+    Raises:
+        UsageError: it is not TOML, or a key is no option (the message proposes the nearest).
+    """
+    try:
+        table = {key.replace("-", "_"): value for key, value in tomllib.loads(text).items()}
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{where} is not TOML: {error}") from error
+    _refuse_unknown(known, table, where=f" in {where}")
+    return {name: Setting(value, f"{name} in {where}", base) for name, value in table.items()}
+
+
 def option(group: str, default: Any, help: str, metavar: str | None = None, **limits: Any) -> Any:
     """A field that is also a command line option; `group` is its section in `--help`."""
     return Field(default, description=help, json_schema_extra={"group": group, "metavar": metavar}, **limits)
@@ -105,15 +119,12 @@ def _from_file(known: Collection[str], file: Path | None) -> dict[str, Setting]:
         return {}
     try:
         text = file.read_text(encoding="utf-8")
-        table = {key.replace("-", "_"): value for key, value in tomllib.loads(text).items()}
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise InputMissing(f"cannot read {file}: {reason}; check the path given to -C") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not TOML: {error}") from error
-    _refuse_unknown(known, table, where=f" in {file}")
-    base = file.absolute().parent
-    return {name: Setting(value, f"{name} in {file}", base) for name, value in table.items()}
+    return from_toml(text, known, str(file), file.absolute().parent)
 
 
 def _refuse_unknown(known: Collection[str], names: Collection[str], where: str) -> None:

@@ -17,11 +17,3 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "What do bees make?" in done.stdout
     assert pq.read_table(tmp_path / "out" / "triage").num_rows == 12
-
-
-def test_the_cron_line_has_five_fields_and_escapes_percent_signs() -> None:
-    lines = (EXAMPLES / "nightly.cron").read_text().splitlines()
-    jobs = [line for line in lines if line and not line.startswith("#")]
-    assert len(jobs) == 1
-    assert all(set(field) <= set("0123456789*,-/") for field in jobs[0].split()[:5])
-    assert "%" not in jobs[0].replace("\\%", "")

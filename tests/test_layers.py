@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the first room with a matching name, itself or a package above it.
 ROOMS = {
     "base": (
-        "errors engine.grammar engine.request engine.statistics latency leases model_spec job option_types settings "
+        "errors engine.grammar engine.request engine.statistics latency leases model_spec job option_types presets settings "
         "nearest stop outcome watchdog"
     ),
     "engine core": (
@@ -34,8 +34,8 @@ ROOMS = {
         "rerun"
     ),
     "front": (
-        "cli cli_cancel cli_export cli_list cli_lm_eval cli_options cli_report cli_retry cli_run cli_signals "
-        "cli_status cli_text cli_tune __main__ __init__"
+        "cli cli_cancel cli_export cli_list cli_lm_eval cli_options cli_presets cli_report cli_retry "
+        "cli_run cli_signals cli_status cli_text cli_tune __main__ __init__"
     ),
 }
 MAY_IMPORT = {

@@ -58,7 +58,8 @@ def prompt_source(
     if job.task == "score" and job.target_col is not None and not has_prompt(job, schema):
         return _column(job.target_col, schema, vocab_size, "--target-col")
     if job.template is not None:
-        return TemplatePrompt(job.template, schema)
+        options = {"choice": job.choice, "json_schema": job.json_schema}
+        return TemplatePrompt(job.template, schema, prompt_col=job.prompt_col, options=options)
     if job.messages_col is not None:
         return MessagesColumn(job.messages_col, schema)
     if job.prompt_col is not None:

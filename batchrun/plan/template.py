@@ -4,6 +4,7 @@ Sandboxed and strict: a name that the row lacks is an error, and so is printing 
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ from batchrun.errors import DataError, RowError
 from batchrun.plan.cells import column_values, row_numbers
 from batchrun.plan.source import require_column
 
+# In a template the column of --prompt-col.
+_PROMPT = "prompt"
 # In a template the whole row by name, for columns that are no identifiers: {{ row["unit price"] }}.
 _WHOLE_ROW = "row"
 
@@ -21,8 +24,21 @@ _WHOLE_ROW = "row"
 class TemplatePrompt:
     """The template's text for each row."""
 
-    def __init__(self, text: str, schema: pa.Schema) -> None:
-        """Raises DataError: the template is no Jinja2, or uses a name that is no column."""
+    def __init__(
+        self,
+        text: str,
+        schema: pa.Schema,
+        *,
+        prompt_col: str | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        """`prompt_col` is the column that the template calls `prompt`. Of `options` it may use those that are not
+        empty by their name, unless a column has it.
+
+        Raises:
+            DataError: the template is no Jinja2, or uses a name that is no column; there is no column `prompt_col`, or
+                the template does not use it.
+        """
         environment = _environment()
         try:
             tree = environment.parse(text)
@@ -30,10 +46,17 @@ class TemplatePrompt:
         except TemplateSyntaxError as error:
             raise DataError(f"--template, line {error.lineno}: {error.message}") from error
         names = meta.find_undeclared_variables(tree) - environment.globals.keys()
+        self._prompt_col = prompt_col
+        if prompt_col is not None:
+            _check_prompt(prompt_col, names, schema)
+            names = names - {_PROMPT} | {prompt_col}
         self._uses_row = _WHOLE_ROW in names and _WHOLE_ROW not in schema.names
         if self._uses_row:
             names.discard(_WHOLE_ROW)
-        for name in sorted(names - _optional_names(tree)):
+        self._options = {
+            name: value for name, value in (options or {}).items() if value and name in names - {*schema.names}
+        }
+        for name in sorted(names - self._options.keys() - _optional_names(tree)):
             require_column(schema, name, "--template")
         self.columns = tuple(name for name in schema.names if self._uses_row or name in names)
         self.label = "template over " + (", ".join(repr(name) for name in self.columns) or "no column")
@@ -49,10 +72,13 @@ class TemplatePrompt:
             if isinstance(cell, RowError):
                 return cell
         values = dict(zip(self.columns, cells, strict=True))
+        given = values | self._options
         if self._uses_row:
-            values = values | {_WHOLE_ROW: values}
+            given[_WHOLE_ROW] = values
+        if self._prompt_col is not None:
+            given[_PROMPT] = values[self._prompt_col]
         try:
-            if text := self._template.render(values):
+            if text := self._template.render(given):
                 return text
             return RowError("empty_prompt", f"row {row}: the template renders to nothing; filter the row out")
         except _NullPrintedError:
@@ -68,6 +94,16 @@ class TemplatePrompt:
 
 class _NullPrintedError(Exception):
     """A template's expression came out as None, which would read as the word None."""
+
+
+def _check_prompt(prompt_col: str, names: set[str], schema: pa.Schema) -> None:
+    """Raises DataError: no such column, or a template of these `names` that has no use for it."""
+    require_column(schema, prompt_col, "--prompt-col")
+    if _PROMPT not in names:
+        raise DataError(
+            f"--prompt-col: the template does not use column {prompt_col!r}, which it would call prompt; "
+            "write {{ prompt }} in it, or leave --prompt-col out"
+        )
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

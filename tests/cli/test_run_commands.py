@@ -117,8 +117,8 @@ def test_flag_variable_and_file_meet(library: Library, run: Run, tmp_path: Path)
         (["plann", "a"], "no such command 'plann'; did you mean 'plan'?"),
         (
             ["zzzz"],
-            "no such command 'zzzz'; there are plan, submit, resume, cancel, retry, tune, status, list, report, "
-            "verify, export, lm-eval, doctor",
+            "no such command 'zzzz'; there are plan, submit, resume, cancel, retry, presets, tune, status, list, "
+            "report, verify, export, lm-eval, doctor",
         ),
     ],
 )
@@ -264,7 +264,7 @@ def test_resume_goes_to_the_stored_job_of_an_absolute_folder(library: Library, r
 
 def test_the_list_of_commands_cuts_no_description(run: Run) -> None:
     listed = run("--help").stdout.split("Commands:")[1].splitlines()
-    assert len([line for line in listed if line.strip()]) == 13
+    assert len([line for line in listed if line.strip()]) == 14
     assert [line for line in listed if line.endswith("...")] == []
 
 

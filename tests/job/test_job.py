@@ -90,8 +90,12 @@ def test_text_becomes_a_typed_value(name: str, text: object, value: object) -> N
             "--template: 'no_such.j2' is neither a readable file nor a template (it has no {{ … }})",
         ),
         (
-            {"prompt_col": "a", "template": "{{ a }}"},
-            "--prompt-col and --template exclude each other: a prompt has one source",
+            {"prompt_col": "a", "messages_col": "m"},
+            "--messages-col and --prompt-col exclude each other: a prompt has one source",
+        ),
+        (
+            {"template": "{{ a }}", "messages_col": "m"},
+            "--messages-col and --template exclude each other: a prompt has one source",
         ),
         (
             {"messages_col": "m", "chat": "off"},

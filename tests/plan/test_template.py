@@ -35,6 +35,31 @@ def test_columns_fill_the_template() -> None:
     assert TemplatePrompt(text, schema).columns == ("body", "tags")
 
 
+def test_prompt_is_the_column_that_the_job_names() -> None:
+    rows = batch(prompt=["not this"], review=["this"], tags=["x"])
+    schema = pa.schema(list(rows.schema)[1:])
+    template = TemplatePrompt("{{ tags }}: {{ prompt }} {{ row.prompt }}", schema, prompt_col="review")
+    assert template.read(rows) == ["x: this not this"]
+    assert TemplatePrompt("{{ prompt }}", schema, prompt_col="review").columns == ("review",)
+    assert TemplatePrompt("{{ prompt }}", schema).columns == ("prompt",)
+
+
+def test_a_template_that_has_no_use_for_the_prompt_column_is_refused() -> None:
+    with pytest.raises(DataError, match="does not use column 'b', which it would call prompt"):
+        TemplatePrompt("{{ a }}", batch(a=["x"], b=["y"]).schema, prompt_col="b")
+    with pytest.raises(DataError, match="--prompt-col: the input has no column 'c'; it has: row_idx, a"):
+        TemplatePrompt("{{ prompt }}", batch(a=["x"]).schema, prompt_col="c")
+
+
+def test_options_of_the_job_are_named_unless_empty_or_a_column_has_the_name() -> None:
+    rows = batch(a=["x"], json_schema=["mine"])
+    options = {"choice": ("yes", "no"), "json_schema": "{}"}
+    template = TemplatePrompt("{{ choice | join('/') }} {{ json_schema }} {{ a }}", rows.schema, options=options)
+    assert template.read(rows) == ["yes/no mine x"]
+    with pytest.raises(DataError, match="--template: the input has no column 'choice'"):
+        TemplatePrompt("{{ choice }}", rows.schema, options={"choice": ()})
+
+
 def test_row_names_columns_that_are_no_identifiers() -> None:
     assert render("{{ row['unit price'] }}", batch(**{"unit price": [3]})) == ["3"]
     assert render("{{ row }}", batch(row=["mine"])) == ["mine"]
