@@ -137,7 +137,8 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
             num_host_slots=(_ECHO_HOST_BYTES if job.swap_space is None else job.swap_space) // block_bytes,
         )
     # Imported here: planning, status and a complete job need no torch.
-    from batchrun.engine.runner import RunnerOptions, TorchRunner, choose_device
+    from batchrun.engine.runner import TorchRunner
+    from batchrun.engine.runner_options import RunnerOptions, choose_device
 
     limits = usual_limits(is_gpu=choose_device(job.device).type == "cuda")
     options = RunnerOptions(

@@ -17,7 +17,8 @@ from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.model import Model
 from batchrun.engine.radix import common_len
 from batchrun.engine.request import Request, SamplingParams
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Item, ScheduledBatch
@@ -138,7 +139,7 @@ def run_engine(model: Model, rows: list[list[int]]) -> tuple[list[list[int]], Co
         swap_space=num_host_slots * block_bytes,
     )
     runner = TorchRunner.lay_out(model, options, eos_token_ids=())
-    poison(runner._cache)
+    poison(runner._shard.cache)
     config = SchedulerConfig(
         num_blocks=NUM_BLOCKS,
         num_host_slots=num_host_slots,
