@@ -124,7 +124,6 @@ def pack(
         ids, positions = _padded(ids, padding.num_tokens, 0), _padded(positions, padding.num_tokens, 0)
         slots, sampled = _padded(slots, padding.num_tokens, padding.slot), _padded(sampled, padding.num_sampled, 0)
     states = [item.sequence.state_slot for item in items if item.sequence.state_slot is not None]
-    last_columns = (pending, np.array(sources, np.int64), np.array(states, np.int64))
     columns = (ids, positions, slots, sampled, copies[:, 0], copies[:, 1], np.array(states, np.int64))
     integers = StepIntegers(
         buffer=np.concatenate((*columns, pending, np.array(sources, np.int64)), dtype=np.int64),

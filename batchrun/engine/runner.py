@@ -15,6 +15,7 @@ from batchrun.engine.logprobs import Logprobs, joined, logprobs_of
 from batchrun.engine.memory import is_out_of_memory
 from batchrun.engine.model import Model
 from batchrun.engine.queues import Event, to_host
+from batchrun.engine.ranks import LedShards
 from batchrun.engine.reading import Read, Reading, read
 from batchrun.engine.runner_facts import RunnerFacts
 from batchrun.engine.runner_options import RunnerOptions
@@ -39,9 +40,10 @@ class TorchRunner:
     A step that does not fit the device's memory is computed in halves, and again in halves.
     """
 
-    def __init__(self, shard: Shard, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, shard: Shard, eos_token_ids: tuple[int, ...], led: Shards | None = None) -> None:
+        """`led`: the shards of all ranks, where there are more than this process's `shard`."""
         self._shard = shard
-        self._shards: Shards = shard
+        self._shards: Shards = led or shard
         self._eos_token_ids = eos_token_ids
         self._last: Samples | None = None
         states = shard.cache.states
@@ -50,13 +52,17 @@ class TorchRunner:
         self.num_host_slots = shard.host.num_slots
         self.num_state_slots = states.num_slots if states is not None else 0
         self.block_bytes = shard.cache.block_bytes
-        self.is_gpu = self.overlaps = shard.model.place.is_cuda
-        self.num_free_tokens = 0 if self.overlaps or self.num_state_slots else _FREE_ON_CPU
+        self.is_gpu = shard.model.place.is_cuda
+        # Other ranks know only tokens that are on the host.
+        self.overlaps = self.is_gpu and led is None
+        self.num_free_tokens = 0 if self.is_gpu or self.num_state_slots else _FREE_ON_CPU
 
     @classmethod
     def build(cls, checkpoint: "Checkpoint", options: RunnerOptions) -> "TorchRunner":
-        """Loads the weights and lays out the pool; see `Shard.load`."""
-        return cls._of(Shard.load(checkpoint, options), checkpoint.spec.eos_token_ids)
+        """Loads the weights and lays out the pool; see `Shard.load`, and of several ranks `LedShards.load`."""
+        led = LedShards.load(checkpoint, options) if options.num_ranks > 1 else None
+        shard = led.shard if led is not None else Shard.load(checkpoint, options)
+        return cls._of(shard, checkpoint.spec.eos_token_ids, led)
 
     @classmethod
     def lay_out(cls, model: Model, options: RunnerOptions, eos_token_ids: tuple[int, ...]) -> "TorchRunner":
@@ -64,8 +70,8 @@ class TorchRunner:
         return cls._of(Shard.lay_out(model, options), eos_token_ids)
 
     @classmethod
-    def _of(cls, shard: Shard, eos_token_ids: tuple[int, ...]) -> "TorchRunner":
-        runner = cls(shard, eos_token_ids)
+    def _of(cls, shard: Shard, eos_token_ids: tuple[int, ...], led: Shards | None = None) -> "TorchRunner":
+        runner = cls(shard, eos_token_ids, led)
         facts = runner.facts
         _log.info("%s, %s, %s attention; %s", facts.device, facts.dtype, facts.kernel, facts.memory)
         return runner
@@ -108,6 +114,9 @@ class TorchRunner:
         on_host = to_host(tokens)
         ended = self._shard.queues.compute.record()
         return _Computing(on_host, logprobs, ended, self._shard.host, was_split=len(parts) > 1)
+
+    def close(self) -> None:
+        self._shards.close()
 
     def _launch_reading(self, batch: ScheduledBatch) -> Launched:
         parts = self._split(batch, self._read)

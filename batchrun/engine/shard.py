@@ -12,6 +12,7 @@ from torch import Tensor
 
 from batchrun.engine.batch import ForwardBatch
 from batchrun.engine.graphs import CudaRecorder, StepGraphs
+from batchrun.engine.group import Group
 from batchrun.engine.head import Halves
 from batchrun.engine.invariance import require_fixed_kernels
 from batchrun.engine.kv_cache import KVCache
@@ -85,8 +86,8 @@ class Shard:
         self._halves = halves
 
     @classmethod
-    def load(cls, checkpoint: "Checkpoint", options: RunnerOptions) -> "Shard":
-        """Loads the weights and lays out the pool.
+    def load(cls, checkpoint: "Checkpoint", options: RunnerOptions, group: Group | None = None) -> "Shard":
+        """Loads the weights and lays out the pool: this rank's of the group, where there is one.
 
         Raises ModelUnavailable when the model or the device cannot be used, UsageError when the memory given
         holds not a single block, or is not there.
@@ -105,21 +106,24 @@ class Shard:
                 kv_dtype=choose_kv_dtype(options.kv_cache_dtype, dtype),
                 quantization=options.quantization,
                 is_deterministic=options.deterministic,
+                num_ranks=options.num_ranks,
             )
         except torch.OutOfMemoryError as error:
             raise ModelUnavailable(f"{checkpoint.spec.name} does not fit the memory of {device}") from error
         try:
-            return cls.lay_out(model, options)
+            return cls.lay_out(model, options, group)
         except torch.OutOfMemoryError as error:
             remedy = "--kv-cache-memory" if options.kv_cache_memory is not None else "--max-num-batched-tokens"
             raise UsageError(f"{device} has not the memory for keys, values and a step; lower {remedy}") from error
 
     @classmethod
-    def lay_out(cls, model: Model, options: RunnerOptions) -> "Shard":
-        """A pool for a loaded model; dtype and device of the options are not read."""
+    def lay_out(cls, model: Model, options: RunnerOptions, group: Group | None = None) -> "Shard":
+        """A pool for a loaded model, of the same size in all ranks; dtype and device of the options are not read."""
         place, kv_dtype = model.place, model.kv_place.dtype
         block_bytes = sum(layer.block_bytes(options.block_size, kv_dtype) for layer in model.kv_layers.values())
         pool_bytes = _pool_bytes(model, options) if options.kv_cache_memory is None else options.kv_cache_memory
+        if group is not None:
+            pool_bytes = group.least(pool_bytes)
         num_state_slots = _num_state_slots(model, pool_bytes, options.max_num_seqs)
         pool_bytes -= num_state_slots * model.state_bytes
         num_blocks = pool_bytes // block_bytes
@@ -128,14 +132,14 @@ class Shard:
                 f"{max(pool_bytes, 0)} bytes for keys and values hold no block of {options.block_size} tokens "
                 f"({block_bytes} bytes); raise --kv-cache-memory"
             )
-        # A graph would write its states into the slots of the step that it was recorded with.
-        may_have_graphs = model.attention.supports_graphs and not num_state_slots
+        # A graph would write its states into the slots of the step that it was recorded with; ranks are not in step.
+        may_have_graphs = model.attention.supports_graphs and not num_state_slots and group is None
         has_graphs = place.is_cuda and not options.reads and may_have_graphs and not options.enforce_eager
         cache = model.make_cache(num_blocks + has_graphs, options.block_size, num_state_slots)
         swap_space = options.swap_space
         if swap_space is None:
             # On a CPU too: copying a block costs far less than computing it, and memory is taken when it is used.
-            swap_space = min(_SWAP_AT_MOST, pool_bytes)
+            swap_space = min(_SWAP_AT_MOST // options.num_ranks, pool_bytes)
         queues, graphs = queues_of(place.device), None
         if has_graphs:
             forward = partial(model.forward_planned, cache)
@@ -174,7 +178,7 @@ class Shard:
 def _pool_bytes(model: Model, options: RunnerOptions) -> int:
     device = model.place.device
     if device.type != "cuda":
-        return cpu_pool_bytes()
+        return cpu_pool_bytes() // options.num_ranks
     workspace = measure_workspace(
         model, options.max_num_batched_tokens, options.max_num_seqs, options.block_size, CudaMeter(device)
     )

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import closing
 from dataclasses import dataclass
 
 from batchrun.checkpoint import Checkpoint
@@ -10,6 +11,7 @@ from batchrun.engine.engine import Engine
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Runner
+from batchrun.errors import UsageError
 from batchrun.job import Job
 from batchrun.observe.events import Message, Observe, RunBegan
 from batchrun.plan.plan import Plan
@@ -67,9 +69,22 @@ def run(
         ModelUnavailable: the model cannot be loaded or served exactly, or the device is not there.
         DataError: a row needs more KV than the pool holds.
     """
+    _log.info("loading %s", checkpoint.spec.name)
+    with closing(build_runner(job, checkpoint)) as runner:
+        return _run_on(runner, job, plan, checkpoint, tokenizer, store, observe, stop)
+
+
+def _run_on(
+    runner: Runner,
+    job: Job,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    store: Store,
+    observe: Observe,
+    stop: StopRequest,
+) -> Ran:
     spec = checkpoint.spec
-    _log.info("loading %s", spec.name)
-    runner = build_runner(job, checkpoint)
     sharing = decide(job.prefix_caching, plan.summary)
     if sharing.reason:
         observe(Message("info", f"prefix caching is off: {sharing.reason}"))
@@ -130,6 +145,8 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
         UsageError: the memory given is not there, or holds nothing.
     """
     if checkpoint.folder is None:
+        if job.tensor_parallel > 1:
+            raise UsageError("-m echo has no weights to divide; leave out --tensor-parallel")
         block_bytes = 8 * job.block_size
         return EchoRunner(
             num_blocks=(job.kv_cache_memory or _ECHO_POOL_BYTES) // block_bytes,
@@ -155,6 +172,7 @@ def build_runner(job: Job, checkpoint: Checkpoint) -> Runner:
         enforce_eager=job.enforce_eager,
         deterministic=job.deterministic,
         trust_remote_code=job.trust_remote_code,
+        num_ranks=job.tensor_parallel,
         reads=job.task != "generate",
     )
     return TorchRunner.build(checkpoint, options)

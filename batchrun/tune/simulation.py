@@ -87,6 +87,9 @@ class Imagined:
         tokens = np.zeros(len(batch.sampled), dtype=np.int32)
         return Ended(Sampled(tokens, swap_bytes=swapped, swap_seconds=swap_s))
 
+    def close(self) -> None:
+        pass
+
 
 def estimate(job: "Job", plan: Plan, profile: Profile) -> Estimate:
     """What the plan will take by a profile of the job's model and machine. The same arguments give the same estimate.
