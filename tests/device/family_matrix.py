@@ -140,11 +140,16 @@ def run_engine(model: Model, rows: list[list[int]]) -> tuple[list[list[int]], Co
     )
     runner = TorchRunner.lay_out(model, options, eos_token_ids=())
     poison(runner._shard.cache)
+    return run_rows(runner, rows)
+
+
+def run_rows(runner: TorchRunner, rows: list[list[int]]) -> tuple[list[list[int]], Counters]:
+    """The same from a runner with as few blocks."""
     config = SchedulerConfig(
-        num_blocks=NUM_BLOCKS,
-        num_host_slots=num_host_slots,
+        num_blocks=runner.num_blocks,
+        num_host_slots=runner.num_host_slots,
         block_size=BLOCK,
-        block_bytes=block_bytes,
+        block_bytes=runner.block_bytes,
         max_num_seqs=NUM_SEQS,
         max_num_batched_tokens=19,
         eos_token_ids=frozenset(),
