@@ -205,6 +205,9 @@ class Job(BaseModel):
         "Engine", "auto", "Guess tokens that stood in the row before, where a step has room; the text is the same."
     )
     enforce_eager: bool = option("Engine", False, "Decode on a GPU without device graphs.")
+    tensor_parallel: int = option(
+        "Engine", 1, "Processes that compute the model together, each with its share of weights and KV.", ge=1
+    )
     deterministic: bool = option(
         "Engine", False, "A row's text depends on the row alone, to the byte, or the model is refused (CPU, float32)."
     )
@@ -351,6 +354,7 @@ class Job(BaseModel):
             raise ValueError(f"--ray-address is for --executor ray, not {self.executor}")
         self._check_task()
         self._check_beams()
+        self._check_ranks()
         if self.preemption == "swap" and self.swap_space == 0:
             raise ValueError("--preemption swap needs room to swap to: raise --swap-space above 0")
         return self
@@ -391,6 +395,17 @@ class Job(BaseModel):
                 raise ValueError(f"--{name.replace('_', '-')} {wrong}; leave one of them out")
         if self.max_num_seqs is not None and self.max_num_seqs < self.num_beams:
             raise ValueError(f"--max-num-seqs {self.max_num_seqs} has no room for {self.num_beams} beams; raise it")
+
+    def _check_ranks(self) -> None:
+        """Raises ValueError: options that are for one process."""
+        if self.tensor_parallel == 1:
+            return
+        if self.quantization != "none":
+            raise ValueError(
+                f"--quantization {self.quantization} cannot go with --tensor-parallel; leave one of them out"
+            )
+        if self.deterministic:
+            raise ValueError("--deterministic cannot go with --tensor-parallel, where the ranks' sums are added up")
 
 
 def from_outside(name: str, setting: Setting) -> object:

@@ -40,12 +40,21 @@ class ForwardBatch:
     input_ids: Tensor  # int64 [1, num_tokens]
     positions: Tensor  # int64 [1, num_tokens]
     slots: Tensor  # int64 [num_tokens], where each token's keys and values go: block * block_size + offset
+    sampled: Tensor  # int64 [num_sampled], the packed tokens behind which one is chosen, or something is read
     copy_sources: Tensor  # int64 [num_copies], slots
     copy_targets: Tensor  # int64 [num_copies], slots
-    sampled: Tensor  # int64 [num_sampled], the packed tokens behind which one is chosen, or something is read
     state_slots: Tensor  # int64 [num_items], where their sequences' states are; empty where sequences have none
     buffer: Tensor  # int64 [num_integers]
     work: Work
+
+    @property
+    def integers(self) -> "StepIntegers":
+        """The same on the host."""
+        work = self.work
+        views = (self.input_ids, self.positions, self.slots, self.sampled, self.copy_sources, self.copy_targets)
+        lengths = (*(view.numel() for view in views), self.state_slots.numel())
+        buffer = self.buffer.cpu().numpy()
+        return StepIntegers(buffer, lengths, work.q_lens, work.kv_lens, work.block_table.numpy(), work.block_size)
 
     def refill(self, other: "ForwardBatch") -> None:
         """Takes over the tokens of a step without copies that has as many tokens and samples."""
@@ -53,6 +62,36 @@ class ForwardBatch:
         assert self.sampled.shape == other.sampled.shape, (self.sampled.shape, other.sampled.shape)
         num = 3 * self.slots.numel() + self.sampled.numel()
         self.buffer[:num].copy_(other.buffer[:num])
+
+
+@dataclass(frozen=True, slots=True)
+class StepIntegers:
+    """What a `ForwardBatch` is made from, on the host; it can be sent to another process."""
+
+    buffer: NDArray[np.int64]  # [num_integers]: the columns of a `ForwardBatch`, in its order, and what may follow
+    lengths: tuple[int, ...]  # of the columns
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    block_table: NDArray[np.int32]  # [num_items, max_blocks]
+    block_size: int
+
+    def on(self, device: torch.device) -> ForwardBatch:
+        """One copy to the device."""
+        buffer = to_device(self.buffer, device)
+        views = torch.split(buffer[: sum(self.lengths)], list(self.lengths))
+        ids, positions, slots, sampled, copy_sources, copy_targets, state_slots = views
+        work = Work(self.q_lens, self.kv_lens, torch.from_numpy(self.block_table), self.block_size)
+        return ForwardBatch(
+            input_ids=ids[None],
+            positions=positions[None],
+            slots=slots,
+            sampled=sampled,
+            copy_sources=copy_sources,
+            copy_targets=copy_targets,
+            state_slots=state_slots,
+            buffer=buffer,
+            work=work,
+        )
 
 
 def pack(
@@ -85,31 +124,21 @@ def pack(
         ids, positions = _padded(ids, padding.num_tokens, 0), _padded(positions, padding.num_tokens, 0)
         slots, sampled = _padded(slots, padding.num_tokens, padding.slot), _padded(sampled, padding.num_sampled, 0)
     states = [item.sequence.state_slot for item in items if item.sequence.state_slot is not None]
-    last_columns = (pending, np.array(sources, np.int64), np.array(states, np.int64))
-    columns = (ids, positions, slots, sampled, copies[:, 0], copies[:, 1], *last_columns)
-    buffer = to_device(np.concatenate(columns, dtype=np.int64), device)
-    views = torch.split(buffer, [len(column) for column in columns])
-    input_ids, token_positions, token_slots, samples, copy_sources, copy_targets = views[:6]
-    pending_at, pending_from, state_slots = views[6:]
-    if last is not None and len(pending):
-        # What is no token ends its row when the host sees it; until then it only must not be looked up.
-        input_ids[pending_at] = last.tokens[pending_from].clamp(min=0)
-    return ForwardBatch(
-        input_ids=input_ids[None],
-        positions=token_positions[None],
-        slots=token_slots,
-        sampled=samples,
-        state_slots=state_slots,
-        copy_sources=copy_sources,
-        copy_targets=copy_targets,
-        buffer=buffer,
-        work=Work(
-            q_lens=tuple(q_lens.tolist()),
-            kv_lens=tuple(item.end for item in items),
-            block_table=torch.from_numpy(table),
-            block_size=block_size,
-        ),
+    columns = (ids, positions, slots, sampled, copies[:, 0], copies[:, 1], np.array(states, np.int64))
+    integers = StepIntegers(
+        buffer=np.concatenate((*columns, pending, np.array(sources, np.int64)), dtype=np.int64),
+        lengths=tuple(len(column) for column in columns),
+        q_lens=tuple(q_lens.tolist()),
+        kv_lens=tuple(item.end for item in items),
+        block_table=table,
+        block_size=block_size,
     )
+    forward = integers.on(device)
+    if last is not None and len(pending):
+        pending_at, pending_from = forward.buffer[sum(integers.lengths) :].view(2, -1)
+        # What is no token ends its row when the host sees it; until then it only must not be looked up.
+        forward.input_ids[0, pending_at] = last.tokens[pending_from].clamp(min=0)
+    return forward
 
 
 def _looked_behind(item: Item) -> list[int]:

@@ -78,6 +78,9 @@ class EchoRunner:
             Sampled(tokens, swapped, logprobs=tuple(one for one in logprobs if one is not None), readings=readings)
         )
 
+    def close(self) -> None:
+        pass
+
     def _write(self, slots: NDArray[np.int64], item: Item) -> None:
         positions = np.arange(item.start, item.end)
         blocks = np.asarray(item.sequence.block_table)[positions // self.block_size]

@@ -88,15 +88,23 @@ class Model:
         kv_dtype: torch.dtype | None = None,
         quantization: Quantization = "none",
         is_deterministic: bool = False,
+        num_ranks: int = 1,
     ) -> "Model":
         """Reads safetensors weights and checks the model against its own eager attention.
+
+        Of `num_ranks` above 1 all load the model at the same time, each its share of the weights and heads; all compute
+        together from then on.
 
         Raises ModelUnavailable naming the architecture when it cannot be run exactly, when keys and values cannot be
         kept in `kv_dtype` (None: in `dtype`), when weights cannot be quantized so, or when it should be but is not
         deterministic.
         """
         from transformers import AutoModelForCausalLM
+        from transformers.distributed.configuration_utils import DistributedConfig
 
+        divided: dict[str, Any] = {}
+        if num_ranks > 1:
+            divided["distributed_config"] = DistributedConfig(tp_size=num_ranks, tp_plan="auto")
         try:
             with quiet_transformers():
                 module: Any = AutoModelForCausalLM.from_pretrained(
@@ -105,11 +113,13 @@ class Model:
                     attn_implementation="eager",
                     use_safetensors=True,
                     trust_remote_code=trust_remote_code,
+                    **divided,
                 )
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelUnavailable(f"{folder} cannot be loaded: {reason}") from error
-        model = cls.adopt(module.to(device), kv_dtype, quantization, is_deterministic=is_deterministic)
+        module = module.to(device)
+        model = cls.adopt(module, kv_dtype, quantization, is_deterministic=is_deterministic, is_divided=num_ranks > 1)
         trim_heap()
         return model
 
@@ -121,19 +131,22 @@ class Model:
         quantization: Quantization = "none",
         *,
         is_deterministic: bool = False,
+        is_divided: bool = False,
     ) -> "Model":
         """Takes over a transformers model that runs eager attention; see `load`.
 
-        Quantized, it is compared with what its own code computes from rounded weights and rows.
+        Quantized, it is compared with what its own code computes from rounded weights and rows. The modules of a
+        divided one stay as they are: what they sum up over the ranks is not in the formulas that kernels know.
         """
         from transformers import AttentionInterface
 
         _refuse_by_name(module.config)
         module.eval()
         AttentionInterface.register(NAME, paged_attention)
-        place = module.get_input_embeddings().weight.new_empty(0)
+        weight = module.get_input_embeddings().weight
+        place = torch.empty(0, dtype=weight.dtype, device=weight.device)
         try:
-            kernels = layer_kernels(place.device, place.dtype, quantization)
+            kernels = None if is_divided else layer_kernels(place.device, place.dtype, quantization)
         except UnsupportedError as error:
             raise ModelUnavailable(f"{error}; leave out --quantization") from error
         is_plain = kernels is None and place.device.type == "cpu" and place.dtype == torch.float32

@@ -57,11 +57,11 @@ class Expected:
 @torch.inference_mode()
 def expect(module: Any) -> Expected:
     """Asks a transformers model that computes eager attention; `module` is not changed."""
-    place = module.get_input_embeddings().weight
-    vocab_size = place.shape[0]
+    weight = module.get_input_embeddings().weight
+    vocab_size, place = weight.shape[0], torch.empty(0, dtype=weight.dtype, device=weight.device)
     logits = [_plain_logits(module, sequence, place) for sequence in _sequences(vocab_size)]
     name = (module.config.architectures or [type(module).__name__])[0]
-    return Expected(name, vocab_size, place.new_empty(0), tuple(logits))
+    return Expected(name, vocab_size, place, tuple(logits))
 
 
 @torch.inference_mode()

@@ -219,3 +219,7 @@ class Runner(Protocol):
     def launch(self, batch: ScheduledBatch) -> Launched:
         """Swap, compute and sample. All that the step needs is read before it returns."""
         ...
+
+    def close(self) -> None:
+        """Ends what was started for the runner; no launch after it."""
+        ...

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import closing
 from dataclasses import dataclass
 
 from batchrun.checkpoint import Checkpoint
@@ -10,10 +11,11 @@ from batchrun.engine.engine import Engine
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Runner
-from batchrun.errors import DataError, ModelUnavailable
+from batchrun.errors import DataError, ModelUnavailable, UsageError
 from batchrun.imports import import_for_models
 from batchrun.job import Job
 from batchrun.ledger import Ledger
+from batchrun.model_spec import ModelSpec
 from batchrun.observe.events import Message, Observe, RunBegan
 from batchrun.pending import PendingRows
 from batchrun.plan.plan import Plan, PlanSummary
@@ -67,10 +69,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An engine, and under which limits it runs."""
+    """An engine on its runner, and under which limits it runs."""
 
     engine: Engine
+    runner: Runner
     began: RunBegan
+
+    def close(self) -> None:
+        """Ends what the runner has started."""
+        self.runner.close()
 
 
 ONLY_PLACE = Place()
@@ -92,7 +99,20 @@ def run(
         DataError: a row needs more KV than the pool holds.
     """
     _log.info("loading %s", checkpoint.spec.name)
-    loaded = load(job, checkpoint, tokenizer, plan.summary)
+    with closing(load(job, checkpoint, tokenizer, plan.summary)) as loaded:
+        return _run_on(loaded, job, plan, checkpoint, tokenizer, store, observe, stop)
+
+
+def _run_on(
+    loaded: Loaded,
+    job: Job,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    store: Store,
+    observe: Observe,
+    stop: StopRequest,
+) -> Ran:
     sharing = decide(job.prefix_caching, plan.summary)
     if sharing.reason:
         observe(Message("info", f"prefix caching is off: {sharing.reason}"))
@@ -111,9 +131,16 @@ def run(
 def load(
     job: Job, checkpoint: Checkpoint, tokenizer: Tokenizer, plan: PlanSummary, place: Place = ONLY_PLACE
 ) -> Loaded:
-    """The job's engine, ready for the rows of its plan. Raises as `run`."""
-    spec = checkpoint.spec
+    """The job's engine, ready for the rows of its plan; to be closed. Raises as `run`."""
     runner = build_runner(job, checkpoint, place)
+    try:
+        return _engine_on(runner, job, checkpoint.spec, tokenizer, plan)
+    except BaseException:
+        runner.close()
+        raise
+
+
+def _engine_on(runner: Runner, job: Job, spec: ModelSpec, tokenizer: Tokenizer, plan: PlanSummary) -> Loaded:
     if bool(runner.num_state_slots) != spec.has_states:
         raise ModelUnavailable(f"{spec.name} keeps states where its config.json says nothing of them, or the reverse")
     shares_prefixes = decide(job.prefix_caching, plan).is_on
@@ -133,7 +160,7 @@ def load(
         shares_prefixes=shares_prefixes,
         is_gpu=runner.is_gpu,
     )
-    return Loaded(engine, began)
+    return Loaded(engine, runner, began)
 
 
 def usual_limits(*, is_gpu: bool) -> Limits:
@@ -170,6 +197,8 @@ def build_runner(job: Job, checkpoint: Checkpoint, place: Place = ONLY_PLACE) ->
         UsageError: the memory given is not there, or holds nothing; or there are fewer GPUs than workers.
     """
     if checkpoint.folder is None:
+        if job.tensor_parallel > 1:
+            raise UsageError("-m echo has no weights to divide; leave out --tensor-parallel")
         block_bytes = 8 * job.block_size
         return EchoRunner(
             num_blocks=(job.kv_cache_memory or _ECHO_POOL_BYTES) // block_bytes,
@@ -178,7 +207,8 @@ def build_runner(job: Job, checkpoint: Checkpoint, place: Place = ONLY_PLACE) ->
         )
     # Imported here: planning, status and a complete job need no torch.
     import_for_models()
-    from batchrun.engine.runner import RunnerOptions, TorchRunner, choose_device, use_gpu
+    from batchrun.engine.runner import TorchRunner
+    from batchrun.engine.runner_options import RunnerOptions, choose_device, use_gpu
 
     is_gpu = choose_device(job.device).type == "cuda"
     if is_gpu:
@@ -198,6 +228,7 @@ def build_runner(job: Job, checkpoint: Checkpoint, place: Place = ONLY_PLACE) ->
         enforce_eager=job.enforce_eager,
         deterministic=job.deterministic,
         trust_remote_code=job.trust_remote_code,
+        num_ranks=job.tensor_parallel,
         reads=job.task != "generate",
         num_sharing=place.num_sharing,
     )

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from queue import SimpleQueue
 from typing import Protocol, TextIO
 
@@ -91,14 +92,15 @@ def _run(brief: Brief, channel: Channel, on_driver_gone: Callable[[], None]) -> 
     if checkpoint.spec.digest != brief.digest:
         raise ModelUnavailable(f"a worker finds another {checkpoint.spec.name}: the same files should be on every node")
     tokenizer = tokenizer_of(job, checkpoint)
-    loaded = local.load(job, checkpoint, tokenizer, brief.plan, local.Place(brief.device_index, brief.num_sharing))
-    task = make_task(job, tokenizer, checkpoint.spec, shares_prefixes=loaded.began.shares_prefixes)
-    tally = Tally(job, brief.plan, Counts(), abort_after=None)
-    hand_in_every_s = min(job.checkpoint_every, _HAND_IN_EVERY_S)
-    pace = Pace(hand_in_every_s, job.drain_timeout, job.step_timeout, _ROWS_AHEAD)
-    worker = Worker(loaded.engine, task, Courier(channel), tally, stop, pace)
-    channel.send(Ready(loaded.began))
-    worker.run(rows)
+    place = local.Place(brief.device_index, brief.num_sharing)
+    with closing(local.load(job, checkpoint, tokenizer, brief.plan, place)) as loaded:
+        task = make_task(job, tokenizer, checkpoint.spec, shares_prefixes=loaded.began.shares_prefixes)
+        tally = Tally(job, brief.plan, Counts(), abort_after=None)
+        hand_in_every_s = min(job.checkpoint_every, _HAND_IN_EVERY_S)
+        pace = Pace(hand_in_every_s, job.drain_timeout, job.step_timeout, _ROWS_AHEAD)
+        worker = Worker(loaded.engine, task, Courier(channel), tally, stop, pace)
+        channel.send(Ready(loaded.began))
+        worker.run(rows)
 
 
 class Leased:

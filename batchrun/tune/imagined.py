@@ -90,6 +90,9 @@ class Imagined:
         tokens = np.zeros(len(batch.sampled), dtype=np.int32)
         return Ended(Sampled(tokens, swap_bytes=swapped, swap_seconds=swap_s))
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
 
 def make_engine(job: "Job", summary: PlanSummary, runner: Imagined) -> Engine:
     """The engine that the job would have, on this runner and its clock."""

@@ -58,6 +58,7 @@ class Options(_Facts):
             and job.kv_cache_dtype in self.kv_cache_dtype
             and job.enforce_eager == self.enforce_eager
             and job.quantization == self.quantization
+            and job.tensor_parallel == 1
         )
 
 

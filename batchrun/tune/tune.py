@@ -149,7 +149,7 @@ def _choose(times: StepTimes, measured: Sequence[Measured], weights: Weights, ro
 
 def _measure_rates(job: Job) -> _Rates:
     """Before the pool is laid out, which leaves a GPU no memory to measure in."""
-    from batchrun.engine.runner import choose_device
+    from batchrun.engine.runner_options import choose_device
     from batchrun_kernels import native
     from batchrun_kernels.bench.ceiling import measure_cpu, measure_torch
 
@@ -174,7 +174,7 @@ def _facts(runner: Runner) -> _Facts:
 
 def _options(job: Job, facts: _Facts) -> Options:
     """What else a job may say and mean the same: "auto", or by name what "auto" was here."""
-    from batchrun.engine.runner import choose_device, choose_dtype
+    from batchrun.engine.runner_options import choose_device, choose_dtype
 
     device = choose_device(job.device)
     is_auto_device = choose_device("auto").type == device.type

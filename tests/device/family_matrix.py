@@ -17,7 +17,8 @@ from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.model import Model
 from batchrun.engine.radix import common_len
 from batchrun.engine.request import Request, SamplingParams
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Item, ScheduledBatch
@@ -138,12 +139,17 @@ def run_engine(model: Model, rows: list[list[int]]) -> tuple[list[list[int]], Co
         swap_space=num_host_slots * block_bytes,
     )
     runner = TorchRunner.lay_out(model, options, eos_token_ids=())
-    poison(runner._cache)
+    poison(runner._shard.cache)
+    return run_rows(runner, rows)
+
+
+def run_rows(runner: TorchRunner, rows: list[list[int]]) -> tuple[list[list[int]], Counters]:
+    """The same from a runner with as few blocks."""
     config = SchedulerConfig(
-        num_blocks=NUM_BLOCKS,
-        num_host_slots=num_host_slots,
+        num_blocks=runner.num_blocks,
+        num_host_slots=runner.num_host_slots,
         block_size=BLOCK,
-        block_bytes=block_bytes,
+        block_bytes=runner.block_bytes,
         max_num_seqs=NUM_SEQS,
         max_num_batched_tokens=19,
         eos_token_ids=frozenset(),

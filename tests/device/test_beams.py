@@ -10,7 +10,8 @@ import torch
 from batchrun.engine.engine import Engine
 from batchrun.engine.model import Model
 from batchrun.engine.request import BeamSearch, EarlyStoppingName, Request, SamplingParams
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun_kernels import native
 from tests.device.test_loop import Hungry, altered

@@ -16,7 +16,8 @@ from batchrun.engine.invariance import require_fixed_kernels
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.model import Model
 from batchrun.engine.request import Request, SamplingParams
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import ScheduledBatch

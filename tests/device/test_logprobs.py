@@ -11,7 +11,8 @@ from batchrun.engine.engine import Engine
 from batchrun.engine.logprobs import logprobs_of
 from batchrun.engine.model import Model
 from batchrun.engine.request import Completion, Request, SamplingParams
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import NO_TOKEN

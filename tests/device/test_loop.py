@@ -19,6 +19,7 @@ from batchrun.engine.queues import AtOnce, Queues
 from batchrun.engine.request import Request, SamplingParams
 from batchrun.engine.runner import TorchRunner
 from batchrun.engine.scheduler import SchedulerConfig
+from batchrun.engine.shard import Shard
 from batchrun.engine.swap import HostPool
 from batchrun.engine.workspace import measure_workspace
 from batchrun.errors import EngineFailed
@@ -110,7 +111,8 @@ def make_runner(model: Model, num_blocks: int, *, overlaps: bool, record: Record
     if record is not None:
         graphs = StepGraphs(lambda *step: model.forward_planned(cache, *step), record, num_blocks * BLOCK)
     host = HostPool(cache, 20, queues)
-    runner = TorchRunner(model, cache, host, (EOS,), num_blocks=num_blocks, queues=queues, graphs=graphs)
+    shard = Shard(model, cache, host, num_blocks=num_blocks, queues=queues, graphs=graphs)
+    runner = TorchRunner(shard, (EOS,))
     runner.overlaps = overlaps
     return runner
 
@@ -211,7 +213,7 @@ def test_a_step_without_the_memory_is_computed_in_halves_and_the_next_ones_are_s
     requests = [replace(one, token_ids=np.tile(one.token_ids[:4], 3)) for one in make_requests(9)]
     plain, _ = run(make_runner(model, 60, overlaps=False), requests, max_num_batched_tokens=64)
     runner = make_runner(model, 60, overlaps=overlaps)
-    runner._model = altered(model, Hungry(model._module, 9, error))
+    runner._shard.model = altered(model, Hungry(model._module, 9, error))
     found, engine = run(runner, requests, max_num_batched_tokens=64, num_free_tokens=0 if overlaps else 16)
     assert found == plain
     assert engine.scheduler._budget < 64
@@ -220,7 +222,7 @@ def test_a_step_without_the_memory_is_computed_in_halves_and_the_next_ones_are_s
 
 def test_not_even_one_token_ends_the_job_with_the_remedy(model: Model) -> None:
     runner = make_runner(model, 60, overlaps=True)
-    runner._model = altered(model, Hungry(model._module, 0))
+    runner._shard.model = altered(model, Hungry(model._module, 0))
     with pytest.raises(EngineFailed, match="lower --kv-cache-memory"):
         run(runner, make_requests(9))
 
@@ -242,7 +244,7 @@ def test_logits_that_are_not_finite_end_their_row_with_an_error_and_no_other(mod
     requests = [replace(one, sampling=SamplingParams(max_tokens=9)) for one in make_requests(9)]
     plain, _ = run(make_runner(model, 60, overlaps=False), requests)
     runner = make_runner(model, 60, overlaps=overlaps)
-    runner._model = altered(model, Broken())
+    runner._shard.model = altered(model, Broken())
     found, engine = run(runner, requests)
     assert len(found) == len(requests)
     (bad,) = [row for row, tokens in found.items() if tokens != plain[row]]

@@ -10,7 +10,8 @@ from batchrun.engine import reading
 from batchrun.engine.engine import Engine
 from batchrun.engine.model import Model
 from batchrun.engine.request import Completion, PooledHidden, Request, SamplingParams, TokenIds, TokenLogprobs
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun.engine.scheduler import SchedulerConfig
 from tests.device.tiny_families import WIDE, make_model
 

@@ -13,7 +13,8 @@ from batchrun.engine.batch import pack
 from batchrun.engine.memory import free_host_bytes
 from batchrun.engine.model import Model
 from batchrun.engine.request import SamplingParams
-from batchrun.engine.runner import RunnerOptions, TorchRunner, choose_device, choose_dtype
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions, choose_device, choose_dtype
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.step import ScheduledBatch, SwapIn, SwapOut
 from batchrun.errors import ModelUnavailable, UsageError
@@ -104,14 +105,14 @@ def test_a_swapped_row_goes_on_with_identical_tokens(module: Any, runner: TorchR
 
 def test_blocks_swapped_out_and_in_by_one_step_pass_through_the_host(runner: TorchRunner) -> None:
     """The pool may be full: a row comes back into the blocks that leave in the same step."""
-    keys = [pool.keys for pool in runner._cache.pools.values()]
-    for pool in runner._cache.pools.values():
+    keys = [pool.keys for pool in runner._shard.cache.pools.values()]
+    for pool in runner._shard.cache.pools.values():
         for tensor in (pool.keys, pool.values):
             tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape))
     before = [tensor.clone() for tensor in keys]
-    runner._host.copy_out((3, 8), (0, 1))
-    runner._host.copy_out((5,), (2,))
-    runner._host.copy_in((2, 0), (8, 5))
+    runner._shard.host.copy_out((3, 8), (0, 1))
+    runner._shard.host.copy_out((5,), (2,))
+    runner._shard.host.copy_in((2, 0), (8, 5))
     for now, then in zip(keys, before, strict=True):
         assert torch.equal(now[8], then[5])
         assert torch.equal(now[5], then[3])
@@ -183,7 +184,7 @@ def test_keys_and_values_in_float16_take_half_the_memory_for_nearly_the_same_log
     runner = TorchRunner.lay_out(model, OPTIONS, eos_token_ids=())
     assert (whole.facts.kv_dtype, runner.facts.kv_dtype, runner.facts.dtype) == ("float32", "float16", "float32")
     assert (runner.block_bytes, runner.num_blocks) == (whole.block_bytes // 2, whole.num_blocks * 2)
-    pools = runner._cache.pools.values()
+    pools = runner._shard.cache.pools.values()
     held = sum(tensor.numel() * tensor.element_size() for pool in pools for tensor in (pool.keys, pool.values))
     assert held == runner.facts.pool_bytes
     found = []
@@ -191,7 +192,7 @@ def test_keys_and_values_in_float16_take_half_the_memory_for_nearly_the_same_log
         sequence = make_sequence(0, make_prompts()[2], Blocks(one.num_blocks).take(7))
         batch = pack(ScheduledBatch((next_item(sequence, 99),)), BLOCK, torch.device("cpu"))
         with torch.inference_mode():
-            found.append(one._model.forward(batch, one._cache))
+            found.append(one._shard.logits(batch))
     # Eleven bits of keys and values through two layers; logits reach 8.
     assert 0 < (found[0] - found[1]).abs().max() < 2e-2
 

@@ -9,7 +9,8 @@ import torch
 from batchrun.engine.engine import Engine
 from batchrun.engine.model import Model
 from batchrun.engine.request import Request, SamplingParams
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun.engine.scheduler import SchedulerConfig
 from tests.device.tiny_families import VOCAB, make_model
 

@@ -11,7 +11,8 @@ from batchrun.engine import runner as runners
 from batchrun.engine.engine import Engine
 from batchrun.engine.model import Model
 from batchrun.engine.request import Completion, PooledHidden, Request, SamplingParams, TokenLogprobs
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.errors import ModelUnavailable, UsageError
 from tests.device.tiny_families import VOCAB, WIDE, make_model
@@ -98,7 +99,7 @@ def run(runner: TorchRunner, requests: list[Request], **options: Any) -> tuple[d
 
 
 def spoil(runner: TorchRunner, engine: Engine) -> None:
-    states, free = runner._cache.states, engine.scheduler.blocks._free_state_slots
+    states, free = runner._shard.cache.states, engine.scheduler.blocks._free_state_slots
     assert states is not None
     if not runner.overlaps:  # else a step in flight may still write there
         states.commit()
@@ -186,7 +187,7 @@ def altered(device: Device, fails: Any, error: Exception) -> Model:
 
 def test_a_step_without_the_memory_goes_on_from_the_states_before_it(lfm2: Device) -> None:
     runner = lfm2.runner()
-    runner._model = altered(lfm2, lambda ids: ids.numel() > 6, torch.OutOfMemoryError("no memory"))
+    runner._shard.model = altered(lfm2, lambda ids: ids.numel() > 6, torch.OutOfMemoryError("no memory"))
     found, engine = run(runner, lfm2.requests())
     assert texts(found) == lfm2.texts
     assert engine.scheduler._budget < 17
@@ -196,7 +197,7 @@ def test_a_row_that_fails_leaves_the_others_as_they_would_be(lfm2: Device) -> No
     runner, whole = lfm2.runner(), [{*ids.tolist(), *lfm2.texts[row]} for row, ids in enumerate(lfm2.prompts)]
     bad = min(lfm2.prompts[4].tolist(), key=lambda token: sum(token in tokens for tokens in whole))
     rows = [row for row, tokens in enumerate(whole) if bad not in tokens]
-    runner._model = altered(lfm2, lambda ids: bool((ids == bad).any()), RuntimeError("a bad token"))
+    runner._shard.model = altered(lfm2, lambda ids: bool((ids == bad).any()), RuntimeError("a bad token"))
     found, _ = run(runner, lfm2.requests())
     assert [list(found[row].token_ids) for row in rows] == [lfm2.texts[row] for row in rows]
     assert len(rows) > 4

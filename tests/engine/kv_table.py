@@ -66,6 +66,9 @@ class EndingRunner:
         ends = [item.output_len + 1 >= self._lengths[item.sequence.request.row_idx] for item in batch.sampled]
         return Ended(Sampled(np.where(ends, _EOS, _OTHER).astype(np.int32)))
 
+    def close(self) -> None:
+        pass
+
 
 def workload(name: str, rows: Iterable[tuple[list[int], int]]) -> Workload:
     """Rows of prompt and output length, put into plan order."""

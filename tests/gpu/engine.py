@@ -13,7 +13,8 @@ from batchrun.engine.engine import Engine
 from batchrun.engine.model import Model
 from batchrun.engine.preemption import Preemption
 from batchrun.engine.request import Request, SamplingParams
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.self_check import check, expect
 from batchrun.engine.statistics import Counters

@@ -9,7 +9,8 @@ import torch
 
 from batchrun.engine.model import Model
 from batchrun.engine.request import Request, SamplingParams
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun_kernels.triton.bench.peak import Peak
 from tests.gpu.device import assumed, peak_of
 from tests.gpu.engine import run_engine

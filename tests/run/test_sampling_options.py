@@ -17,7 +17,8 @@ import torch
 from batchrun.engine.echo import EOS_TOKEN_ID, FIRST_BYTE
 from batchrun.engine.model import Model
 from batchrun.engine.request import SamplingParams
-from batchrun.engine.runner import RunnerOptions, TorchRunner
+from batchrun.engine.runner import TorchRunner
+from batchrun.engine.runner_options import RunnerOptions
 from batchrun.executors import local
 from batchrun.job import Job
 from tests.device.tiny_families import make_model

@@ -1,0 +1,100 @@
+"""The ranks that a model is divided among, as a group of torch.distributed: gloo on CPUs, nccl on GPUs.
+
+transformers divides the weights by its own plan, and its modules sum up or collect what the ranks computed. Here is
+what it leaves open: who is in the group, and which models cannot be divided so.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from batchrun.errors import ModelUnavailable
+from batchrun.model_spec import STATE_LAYERS
+
+_HOST = "127.0.0.1"
+# For a rank that reads its weights later than the others.
+_PATIENCE = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Of `size` processes this one is number `rank`. What it computes with, all of them must compute with."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @staticmethod
+    def meeting_place(size: int, port: int | None = None) -> Any:
+        """A store for `join`: that at `port`, or a new one, which has a `port` that was free."""
+        stores: Any = distributed
+        return stores.TCPStore(_HOST, port or 0, size, is_master=port is None, wait_for_workers=False)
+
+    @classmethod
+    def join(cls, store: Any, rank: int, size: int, device_type: str) -> "Group":
+        """Returns when all have joined. On a GPU a process has the device of its rank's number."""
+        if device_type == "cpu":
+            distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+            return cls(rank, size, torch.device("cpu"))
+        device = torch.device(device_type, rank)
+        torch.cuda.set_device(device)
+        distributed.init_process_group(
+            "nccl", store=store, rank=rank, world_size=size, timeout=_PATIENCE, device_id=device
+        )
+        return cls(rank, size, device)
+
+    def least(self, number: int) -> int:
+        """The least that any rank has called this with."""
+        numbers = torch.tensor([number], device=self.device)
+        distributed.all_reduce(numbers, distributed.ReduceOp.MIN)
+        return int(numbers)
+
+    def share(self, values: Tensor) -> None:
+        """Afterwards `values` are those of rank 0."""
+        distributed.broadcast(values, src=0)
+
+
+def require_devices(device: torch.device, num_ranks: int) -> None:
+    """Raises ModelUnavailable when there are not so many devices like this one. A CPU is as many as wanted."""
+    num_gpus = torch.cuda.device_count()
+    if device.type == "cpu" and num_gpus:
+        # The devices of a group are chosen by transformers.
+        raise ModelUnavailable("--tensor-parallel uses the GPUs where there are any; leave out --device cpu")
+    if device.type != "cpu" and num_gpus < num_ranks:
+        raise ModelUnavailable(f"--tensor-parallel {num_ranks} needs as many GPUs; there are {num_gpus}")
+
+
+def require_divisible(folder: Path, num_ranks: int, *, trust_remote_code: bool) -> None:
+    """Raises ModelUnavailable, naming the architecture, when a model cannot be divided among so many ranks."""
+    from transformers import AutoConfig
+
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    text = config.get_text_config(decoder=True)
+    name = (config.architectures or [type(config).__name__])[0]
+    if not getattr(text, "base_model_tp_plan", None):
+        raise ModelUnavailable(f"transformers has no plan for dividing {name}; leave out --tensor-parallel")
+    if STATE_LAYERS & set(getattr(text, "layer_types", None) or ()):
+        raise ModelUnavailable(f"{name} keeps states, which are not divided; leave out --tensor-parallel")
+    heads = _heads(text)
+    if any(number % num_ranks for number in heads.values()):
+        most = gcd(*heads.values())
+        possible = [str(number) for number in range(2, most + 1) if most % number == 0]
+        remedy = f"--tensor-parallel can be {' or '.join(possible)}" if possible else "leave out --tensor-parallel"
+        told = " and ".join(f"{number} {what}" for what, number in heads.items())
+        raise ModelUnavailable(f"{name} has {told}, which {num_ranks} ranks cannot share evenly; {remedy}")
+
+
+def _heads(text: Any) -> dict[str, int]:
+    """The numbers of a model's heads, by what they are called."""
+    names = {
+        "num_attention_heads": "heads of attention",
+        "num_key_value_heads": "of keys and values",
+        "num_global_key_value_heads": "of keys and values in layers without a window",
+    }
+    found = {told: getattr(text, name, None) for name, told in names.items()}
+    return {told: number for told, number in found.items() if isinstance(number, int)}
