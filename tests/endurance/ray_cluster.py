@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,14 +23,14 @@ from ray.cluster_utils import Cluster
 _NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 _LEAST_HITS = 0.97
 _MODELS = {
-    "echo": ("-m", "echo", "--max-num-seqs", "4"),
-    "SmolLM2": ("--deterministic", "--ignore-eos", "--kv-cache-memory", "256MiB", "--max-num-seqs", "16"),
+    "echo": ("-m", "echo", "--max-num-seqs", "2", "--max-tokens", "60"),
+    "SmolLM2": ("--deterministic", "--ignore-eos", "--kv-cache-memory", "256MiB", "--max-tokens", "16"),
 }
 
 
 @click.command()
-@click.option("--documents", default=40, help="Texts that questions are asked about.")
-@click.option("--questions", default=16, help="Rows that share a text.")
+@click.option("--documents", default=24, help="Texts that questions are asked about.")
+@click.option("--questions", default=16, help="Rows that share a text; eight times as many for echo.")
 def main(documents: int, questions: int) -> None:
     os.environ |= {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False})
@@ -45,10 +44,10 @@ def main(documents: int, questions: int) -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "rows.parquet"
-            pq.write_table(_rows(documents, questions), source)
             fleet = ("--executor", "ray", "--workers", "3", "--ray-address", str(cluster.address))
             for name, model in _MODELS.items():
-                options = (str(source), *model, "--max-tokens", "32", "--checkpoint-every", "1s")
+                pq.write_table(_rows(documents, questions * (8 if name == "echo" else 1)), source)
+                options = (str(source), *model, "--checkpoint-every", "1s")
                 alone = _run(Path(folder) / f"{name}-alone", options)
                 calm = _run(Path(folder) / f"{name}-calm", (*options, *fleet))
                 changed = _run(Path(folder) / f"{name}-changed", (*options, *fleet), change)
@@ -73,30 +72,24 @@ def _rows(documents: int, questions: int) -> pa.Table:
 def _run(out: Path, options: tuple[str, ...], disturb: Callable[[], None] | None = None) -> dict[str, Any]:
     """One job; `disturb` is called when a fifth of its rows are committed. Its outcome, and the bytes of its files."""
     command = [sys.executable, "-m", "batchrun", "submit", *options, "-o", str(out), "--json", "--progress", "none"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    total = pq.read_metadata(options[0]).num_rows
-    watcher = None
-    if disturb is not None:
-        watcher = threading.Thread(target=_disturb, args=(process, out, total // 5, disturb))
-        watcher.start()
-    stdout, stderr = process.communicate()
-    if watcher is not None:
-        watcher.join()
+    said, total = Path(f"{out}.stderr"), pq.read_metadata(options[0]).num_rows
+    with said.open("w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    while disturb is not None and process.poll() is None:
+        if len(_committed(out)) >= total // 5:
+            disturb()
+            break
+        time.sleep(0.1)
+    stdout, _ = process.communicate()
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)} exited {process.returncode}:\n{stderr}")
+        raise SystemExit(f"{' '.join(command)} exited {process.returncode}:\n{said.read_text()}")
     rows = _committed(out)
     if len(rows) != len({*rows}) or len(rows) != total:
         raise SystemExit(f"{len(rows)} rows in parts, {len({*rows})} different ones, of {total}")
-    if disturb is not None and "is lost (" not in stderr:
+    if disturb is not None and "is lost (" not in said.read_text():
         raise SystemExit("it was over before a node went: give more --documents")
     outcome: dict[str, Any] = json.loads(stdout)
     return outcome | {"files": {file.name: file.read_bytes() for file in sorted(out.iterdir())}}
-
-
-def _disturb(process: subprocess.Popen[str], out: Path, num_rows: int, disturb: Callable[[], None]) -> None:
-    while process.poll() is None and len(_committed(out)) < num_rows:
-        time.sleep(0.1)
-    disturb()
 
 
 def _committed(out: Path) -> list[int]:
