@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _MOST_WORK = 200_000
 _WORK_OF_A_ROW = 16
 _PROMPT_TOKENS_OF_WORK = 32
-# What a pace leaves out of the time, and what more where workers have less than a few batches; held against whole
-# simulations, it is less.
-_PACE_ERROR, _FEW_ROWS_ERROR = 0.05, 0.1
+# What a pace leaves out of the time; and what more where workers have less than two batches, so that chance says who
+# takes rows from whom. Held against whole simulations, it is less.
+_PACE_ERROR, _FEW_ROWS_ERROR = 0.05, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,6 @@ def _by_samples(job: "Job", plan: "Plan", device: Device) -> _Simulated:
         return work(hands, Leases(shared_len, slices.prompt_work + slices.output_tokens, num))
 
     def error(num: int) -> float:
-        return pace.error + _PACE_ERROR + _FEW_ROWS_ERROR * min(1.0, num * pace.batch / summary.num_unique)
+        return pace.error + _PACE_ERROR + _FEW_ROWS_ERROR * min(1.0, 2 * num * pace.batch / summary.num_unique)
 
     return _Simulated(shift, pace.num_rows, pace.are_lengths_known, error)

@@ -1,8 +1,11 @@
 """Plans many short rows, half of whose prefixes are shared, and prints the rate and the most memory it took.
 
 python -m tests.endurance.big_plan --rows 1000000
+
+With `--simulate 1..64` the plan is then simulated, in a process of its own; `batchrun tune echo` comes before.
 """
 
+import os
 import resource
 import subprocess
 import sys
@@ -34,15 +37,22 @@ def write(path: Path, num_rows: int, seed: int = 1) -> None:
 
 @click.command()
 @click.option("--rows", default=1_000_000, show_default=True)
-def main(rows: int) -> None:
+@click.option("--simulate", default=None)
+def main(rows: int, simulate: str | None) -> None:
     """Print what the plan says, how long it took and the peak memory of its process."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch, "rows.parquet")
         write(source, rows)
         arguments = ["plan", str(source), "-m", "echo", "--max-tokens", "16", "-o", str(Path(scratch, "out"))]
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "batchrun", *arguments, "--progress", "none"], check=True)
+        command = [sys.executable, "-m", "batchrun", *arguments, "--progress", "none"]
+        subprocess.run(command, check=True)
         seconds = time.perf_counter() - began
+        if simulate is not None:
+            began = time.perf_counter()
+            process = subprocess.Popen([*command, "--simulate", simulate])
+            _, _, used = os.wait4(process.pid, 0)
+            click.echo(f"simulated in {time.perf_counter() - began:.1f} s, peak {used.ru_maxrss / 1024:,.0f} MiB")
     peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     click.echo(f"{rows:,} rows in {seconds:.1f} s, {rows / seconds:,.0f} rows/s, peak {peak_mib:,.0f} MiB")
 
