@@ -404,6 +404,8 @@ class Job(BaseModel):
             raise ValueError(
                 f"--quantization {self.quantization} cannot go with --tensor-parallel; leave one of them out"
             )
+        if self.workers > 1 or self.executor != "local":
+            raise ValueError("--tensor-parallel cannot go with --workers or --executor ray: one engine has all ranks")
         if self.deterministic:
             raise ValueError("--deterministic cannot go with --tensor-parallel, where the ranks' sums are added up")
 
