@@ -156,7 +156,7 @@ def run(model: Model, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The rows of a job with these options, or with these parameters of every row."""
     options = RunnerOptions(block_size=4, kv_cache_memory=1 << 20)
     monkeypatch.setattr(
-        local, "build_runner", lambda job, checkpoint: TorchRunner.lay_out(model, options, (EOS_TOKEN_ID,))
+        local, "build_runner", lambda job, checkpoint, place: TorchRunner.lay_out(model, options, (EOS_TOKEN_ID,))
     )
     counter = iter(range(100))
 

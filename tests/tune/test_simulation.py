@@ -57,7 +57,7 @@ def test_the_time_is_that_of_the_steps_that_really_run(
     expected = estimated(job, **options)
     num_blocks = options.get("kv_cache_memory", POOL_BLOCKS * 16 * 8) // (16 * 8)
     device = TimedEcho(num_blocks)
-    monkeypatch.setattr(local, "build_runner", lambda job, checkpoint: device)
+    monkeypatch.setattr(local, "build_runner", lambda job, checkpoint, place: device)
     outcome = job.submit(**options)
     assert expected.run_s == pytest.approx(device.now_s)
     assert expected.at_most_s == expected.run_s

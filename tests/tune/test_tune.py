@@ -65,7 +65,7 @@ def test_a_job_runs_in_the_steps_that_were_found_best_and_says_so(
     assert profile.max_num_seqs == 8
     events: list[Event] = []
     device = TimedEcho()
-    monkeypatch.setattr(local, "build_runner", lambda job, checkpoint: device)
+    monkeypatch.setattr(local, "build_runner", lambda job, checkpoint, place: device)
     lifecycle.submit(echo_job(50).job(), events.append, StopRequest())
     assert max(len(batch.items) for batch in device.batches) == 8
     assert max(batch.num_tokens for batch in device.batches) == 64
@@ -80,7 +80,7 @@ def test_a_job_that_says_how_large_its_steps_are_is_obeyed(
     tuned(cache, monkeypatch, Weights(0.0, 1.0))
     events: list[Event] = []
     device = TimedEcho()
-    monkeypatch.setattr(local, "build_runner", lambda job, checkpoint: device)
+    monkeypatch.setattr(local, "build_runner", lambda job, checkpoint, place: device)
     lifecycle.submit(echo_job(50).job(max_num_seqs=20), events.append, StopRequest())
     assert max(len(batch.items) for batch in device.batches) == 20
     assert not [event for event in events if isinstance(event, Message) and "as tuned" in event.text]
