@@ -210,7 +210,7 @@ def _processor(seen: _Seen) -> Verdict:
     return Verdict(
         "processor time",
         "hint" if is_starved else "ok",
-        f"{cores:.1f} cores busy for this process",
+        f"{cores:.1f} cores busy for the job",
         "where a CPU computes" if seen.is_gpu else f"at least {_CORES:.1f} cores",
         "other programs took the processor: run them at another time, or give the job cores of its own"
         if is_starved

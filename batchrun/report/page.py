@@ -197,6 +197,7 @@ def _run(run: Run, before: Run | None) -> dict[str, Any]:
         "seconds": run.seconds,
         "output_tokens": total.counters.output_tokens if total else 0,
         "rows": total.counters.rows_finished if total else 0,
+        "num_workers": run.facts.get("num_workers", 1),
     }
 
 
