@@ -108,12 +108,12 @@ def _numbers(text: str) -> tuple[int, ...]:
     first, dots, last = text.partition("..")
     if not dots:
         return tuple(sorted({int(number) for number in text.split(",")}))
-    numbers, end = [], int(last)
-    number = max(1, int(first))
-    while number < end:
-        numbers.append(number)
+    number, end = int(first), int(last)
+    doubled = []
+    while 0 < number < end:
+        doubled.append(number)
         number *= 2
-    return (*numbers, end) if int(first) <= end else ()
+    return (*doubled, end) if 0 < int(first) <= end else ()
 
 
 def _comma_separated(value: object) -> object:

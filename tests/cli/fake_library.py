@@ -22,6 +22,8 @@ class Library(ModuleType):
     outcome: Outcome | BaseException
     made: object = None
     estimated: object = None
+    fleet: object = None
+    simulated: list[tuple[str | None, tuple[int, ...], float | None]] = field(default_factory=list)
     tuned: object = None
     tuned_for: list[tuple[Job, object, bool]] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
@@ -36,6 +38,18 @@ class Library(ModuleType):
     def estimate(self, job: Job, plan: object) -> object:
         assert plan is self.made
         return self.estimated
+
+    def find_device(self, job: Job, name: str | None) -> object:
+        assert not self.simulated, "asked when the plan was made already"
+        self.simulated.append((name, (), None))
+        return name or "this device"
+
+    def simulate(
+        self, job: Job, plan: object, device: object, workers: tuple[int, ...], cost_per_hour: float | None
+    ) -> object:
+        assert plan is self.made
+        self.simulated[-1] = (self.simulated[-1][0], workers, cost_per_hour)
+        return self.fleet
 
     def tune(self, job: Job, weights: object, is_quick: bool, observe: Observe) -> object:
         self.tuned_for.append((job, weights, is_quick))

@@ -50,6 +50,8 @@ def test_the_real_library_takes_what_the_commands_give() -> None:
     for home, name in [
         (planning, "plan"),
         (planning, "estimate"),
+        (planning, "find_device"),
+        (planning, "simulate"),
         (planning, "tune"),
         (lifecycle, "submit"),
         (lifecycle, "resume"),

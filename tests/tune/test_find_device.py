@@ -1,0 +1,51 @@
+"""What a worker of the simulation runs on, and what is said where nobody knows."""
+
+from pathlib import Path
+
+import pytest
+
+from batchrun import planning
+from batchrun.errors import UsageError
+from batchrun.job import Job
+from batchrun.tune.profile import save
+from tests.tune.profiles import make_profile
+
+
+def job(**options: object) -> Job:
+    return Job.load({"inputs": ("a",), "output": "out", "model": "echo", **options})
+
+
+def test_without_a_name_it_is_what_was_measured_here_with_as_many_threads(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    profile = make_profile()
+    save(cache, profile)
+    assert planning.find_device(job(), None) == profile
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.raises(UsageError, match="with 1 threads: OMP_NUM_THREADS=1 batchrun tune echo does that; or name a"):
+        planning.find_device(job(), None)
+
+
+def test_a_name_may_be_the_file_of_a_profile(cache: Path) -> None:
+    path = save(cache, make_profile())
+    assert planning.find_device(job(), str(path)) == make_profile()
+
+
+def test_a_profile_is_of_one_model(cache: Path) -> None:
+    path = save(cache, make_profile(digest="another"))
+    with pytest.raises(UsageError, match="was measured for echo, not for echo"):
+        planning.find_device(job(), str(path))
+
+
+def test_an_unknown_name_is_answered_with_those_that_are_known(tmp_path: Path) -> None:
+    (tmp_path / "notes.json").write_text("{}")
+    for name in ("h100", str(tmp_path / "notes.json")):
+        with pytest.raises(UsageError, match=r"is no device that is known \(a100-80gb, h100-80gb"):
+            planning.find_device(job(), name)
+
+
+def test_only_generated_text_is_simulated() -> None:
+    for options, what in (({"task": "score", "target_col": "t"}, "--task score"), ({"num_beams": 3}, "--num-beams")):
+        with pytest.raises(UsageError, match=what):
+            planning.find_device(job(**options), "l4")
