@@ -257,6 +257,9 @@ class Job(BaseModel):
         "Job", "input", "Rows of the result as they are in the input, or as they were answered, without a sort."
     )
     overwrite: bool = option("Job", False, "Replace the output and its job folder.")
+    push_gateway: str | None = option(
+        "Job", None, "Pushgateway of Prometheus that gets metrics while the job runs.", "URL", min_length=1
+    )
     reuse: str | None = option(
         "Job", None, "Output of an earlier job: rows that it has answered are copied, not computed.", "OLD_OUT"
     )

@@ -23,6 +23,7 @@ from batchrun.planning import planned, take_folder
 from batchrun.progress_file import showing
 from batchrun.recall import Recall, giving_way
 from batchrun.report.recorder import recording
+from batchrun.report.sending import sending
 from batchrun.reuse import copy_answers, earlier_job
 from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
@@ -61,7 +62,11 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
         ran = local.Ran(is_complete=True, counters=Counters(), seconds=0.0)
         if store.num_done() < plan.summary.num_rows:
             try:
-                with showing(store, observe) as told, recording(store, told) as recorded:
+                with (
+                    showing(store, observe) as told,
+                    sending(job.push_gateway, str(store.output), told) as send,
+                    recording(store, told, send) as recorded,
+                ):
                     ran = _execute(opened, plan, tokenizer, recorded, stop)
             except (DataError, EngineFailed):
                 _report(store, observe)

@@ -28,32 +28,34 @@ _LATENCIES = {
 _BORDERS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
-def exposition(total: Sample, now: RunProgress, facts: RunBegan, *, is_running: bool) -> bytes:
-    """The text: `total` over all processes of the job, and what is so `now`."""
+def exposition(metrics: "JobMetrics") -> bytes:
+    """The text."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(total, now, facts, is_running))
+    registry.register(metrics)
     return generate_latest(registry)
 
 
-class _Collector(Collector):
-    def __init__(self, total: Sample, now: RunProgress, facts: RunBegan, is_running: bool) -> None:
-        self._total = total
-        self._now = now
-        self._facts = facts
+class JobMetrics(Collector):
+    """A job's metrics at one moment: `total` over all its processes, and what is so `now`."""
+
+    def __init__(self, total: Sample, now: RunProgress, facts: RunBegan, *, is_running: bool) -> None:
+        self.total = total
+        self.now = now
+        self.facts = facts
         self._is_running = is_running
 
     def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily("batchrun_job", "What runs.", {"model": self._facts.model})
+        yield InfoMetricFamily("batchrun_job", "What runs.", {"model": self.facts.model})
         yield from self._gauges()
         yield from self._counters()
         for name, (title, help) in _LATENCIES.items():
-            histogram: Histogram = getattr(self._total.latencies, name)
+            histogram: Histogram = getattr(self.total.latencies, name)
             yield HistogramMetricFamily(
                 f"batchrun_{title}", help, buckets=list(_cumulative(histogram)), sum_value=histogram.total
             )
 
     def _gauges(self) -> Iterator[Metric]:
-        now, statistics = self._now, self._now.statistics
+        now, statistics = self.now, self.now.statistics
         rows = GaugeMetricFamily("batchrun_rows", "Rows of the input, by what has become of them.", labels=["state"])
         rows.add_metric(["completed"], now.rows_done - now.rows_failed)
         rows.add_metric(["failed"], now.rows_failed)
@@ -65,20 +67,20 @@ class _Collector(Collector):
             "requests_running": (statistics.num_running * is_running, "Rows in the batch."),
             "requests_waiting": (statistics.num_waiting * is_running, "Rows waiting in the engine."),
             "kv_cache_usage_ratio": (statistics.kv_usage * is_running, "Share of the KV pool in use, 0 to 1."),
-            "last_update_timestamp_seconds": (self._total.at, "When this was written, since the epoch."),
+            "last_update_timestamp_seconds": (self.total.at, "When this was written, since the epoch."),
         }
         for name, (value, help) in values.items():
             yield GaugeMetricFamily(f"batchrun_{name}", help, value=value)
 
     def _counters(self) -> Iterator[Metric]:
-        counters = self._total.counters
+        counters = self.total.counters
         for name, help in _TOKENS.items():
             yield CounterMetricFamily(f"batchrun_{name}", help, value=getattr(counters, name))
         preemptions = CounterMetricFamily("batchrun_preemptions", "Rows that had to leave the batch.", labels=["way"])
         preemptions.add_metric(["recompute"], counters.recompute_preemptions)
         preemptions.add_metric(["swap"], counters.swap_preemptions)
         yield preemptions
-        yield CounterMetricFamily("batchrun_run_seconds", "Time the engine ran.", value=self._total.seconds)
+        yield CounterMetricFamily("batchrun_run_seconds", "Time the engine ran.", value=self.total.seconds)
 
 
 def _cumulative(histogram: Histogram) -> Iterable[tuple[str, int]]:

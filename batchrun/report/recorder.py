@@ -12,7 +12,8 @@ from typing import Literal
 
 from batchrun.errors import StorageFailed
 from batchrun.observe.events import Event, Message, Observe, RunBegan, RunProgress
-from batchrun.report import metrics
+from batchrun.report.metrics import JobMetrics, exposition
+from batchrun.report.sending import Send
 from batchrun.report.series import Sample, began_line, ended_line, read, sample_line
 from batchrun.store.durable import new_name, storage_errors, write_file
 from batchrun.store.layout import Layout
@@ -25,12 +26,12 @@ _METRICS_EVERY_S = 10.0
 
 
 @contextmanager
-def recording(store: Store, observe: Observe) -> Iterator[Observe]:
-    """`observe`, and the job's series and metrics; at the end, how the process ended.
+def recording(store: Store, observe: Observe, send: Send = lambda metrics: None) -> Iterator[Observe]:
+    """`observe`, and the job's series and metrics, which `send` gets too; at the end, how the process ended.
 
     When they cannot be written it is said once, and the job goes on without. A process that was succeeded writes none.
     """
-    recorder = Recorder(store.at, store.tmp)
+    recorder = Recorder(store.at, store.tmp, send=send)
     is_failing = False
 
     def tried(write: Callable[[], None]) -> None:
@@ -69,10 +70,12 @@ class Recorder:
         at: Layout,
         tmp: Path,
         clock: Callable[[], float] = time.time,
+        send: Send = lambda metrics: None,
     ) -> None:
         self._at = at
         self._tmp = tmp
         self._clock = clock
+        self._send = send
         self._began_at = clock()
         before = read(at.series)
         self._before = before.total
@@ -174,9 +177,10 @@ class Recorder:
         total = totals[0]
         for sample in totals[1:]:
             total += sample
-        text = metrics.exposition(total, self._last, self._facts, is_running=is_running)
+        now = JobMetrics(total, self._last, self._facts, is_running=is_running)
+        self._send(now)
         temporary = new_name(self._tmp, self._at.metrics.name)
         with storage_errors(self._at.metrics):
             # Not synced: nothing is decided from it, and the engine waits meanwhile.
-            temporary.write_bytes(text)
+            temporary.write_bytes(exposition(now))
             temporary.replace(self._at.metrics)
