@@ -85,8 +85,8 @@ def find_device(job: Job, name: str | None) -> Device:
     if profile is None:
         threads, model = this_machine().threads, "" if job.model is None else f" {job.model}"
         raise UsageError(
-            f"{checkpoint.spec.name} was not measured here as the job would run it, with {threads} threads: "
-            f"OMP_NUM_THREADS={threads} batchrun tune{model} does that; or name a device: --simulate 8xh100-80gb"
+            f"{checkpoint.spec.name} was not measured here as the job would run it; "
+            f"OMP_NUM_THREADS={threads} batchrun tune{model} measures it, or name a device: --simulate 8xh100-80gb"
         )
     return profile
 

@@ -185,11 +185,12 @@ class PacedHand:
         self._ends_s = max(self._ends_s, self._began_s + self._pace.of(self._tokens), self.now_s + longest_s)
         # A lease a step at most, and so many rows wait that are computed one after the other.
         waiting_s = self._pace.steady_s * max(0.0, self._prompt_tokens - self._ahead_tokens)
-        self._asks_s = max(self._ends_s - self._lead_s, self._began_s + waiting_s, self.now_s + self._pace.step_s)
+        asks_s = max(self._ends_s - self._lead_s, self._began_s + waiting_s, self.now_s + self._pace.step_s)
+        self._asks_s = min(asks_s, self._ends_s)
         self._last = int(places[-1])
 
     def advance(self, *, is_last: bool) -> None:
-        self.now_s = self._ends_s if is_last else min(self._asks_s, self._ends_s)
+        self.now_s = self._ends_s if is_last else self._asks_s
 
     def _lost(self, first: int) -> int:
         """Tokens that the first row shares with the row before it in the plan, but with none that this worker has."""

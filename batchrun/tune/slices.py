@@ -16,7 +16,7 @@ from batchrun.tune.imagined import Outputs
 if TYPE_CHECKING:
     from batchrun.plan.plan import Plan
 
-_MOST_SLICES = 1 << 16
+_MOST_SLICES = 1 << 14
 
 Counts = NDArray[np.int64]  # [num_slices]
 

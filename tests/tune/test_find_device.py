@@ -23,7 +23,7 @@ def test_without_a_name_it_is_what_was_measured_here_with_as_many_threads(
     save(cache, profile)
     assert planning.find_device(job(), None) == profile
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with pytest.raises(UsageError, match="with 1 threads: OMP_NUM_THREADS=1 batchrun tune echo does that; or name a"):
+    with pytest.raises(UsageError, match="OMP_NUM_THREADS=1 batchrun tune echo measures it, or name a device"):
         planning.find_device(job(), None)
 
 
