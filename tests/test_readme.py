@@ -29,6 +29,7 @@ RUN_ELSEWHERE = {"python3 -m venv .venv": "sets up a whole environment; .ci/run 
 # Their arguments are parsed, so that what they name exists.
 ONLY_PARSED = {
     "batchrun tune HuggingFaceTB/": "downloads a model",
+    "batchrun plan tickets.parquet --simulate": "a device that was measured",
     "batchrun lm-eval run": "downloads a model and tasks",
     "python -m batchrun_jobs.bench": "minutes, and peers that need not be installed",
     "python -m tests.endurance.": "minutes to hours",
