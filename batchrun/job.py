@@ -260,6 +260,9 @@ class Job(BaseModel):
     push_gateway: str | None = option(
         "Job", None, "Pushgateway of Prometheus that gets metrics while the job runs.", "URL", min_length=1
     )
+    track: Literal["mlflow", "wandb"] | None = option(
+        "Job", None, "Log options and summary there when the job is complete."
+    )
     reuse: str | None = option(
         "Job", None, "Output of an earlier job: rows that it has answered are copied, not computed.", "OLD_OUT"
     )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import PurePath
 from typing import Any, Literal
 
 from batchrun import __version__
@@ -24,6 +25,7 @@ from batchrun.progress_file import showing
 from batchrun.recall import Recall, giving_way
 from batchrun.report.recorder import recording
 from batchrun.report.sending import sending
+from batchrun.report.tracking import require, track
 from batchrun.reuse import copy_answers, earlier_job
 from batchrun.stop import StopRequest
 from batchrun.store.publish import publish
@@ -46,6 +48,8 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
     began = time.monotonic()
     job, store = opened.job, opened.store
     fleets.check_installed(job)
+    if job.track is not None:
+        require(job.track)
     opened.check_partitions()
     earlier = earlier_job(job, store, opened.identity, opened.results)
     observe = Recall(job, store.at, stop).heeded_by(giving_way(observe, stop))
@@ -80,7 +84,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
         publish(store, rows, opened.kept, opened.results, _footer(opened), shape, job.n)
         observe(_finished("completed", store, plan, ran, began))
         _report(store, observe)
-        return replace(
+        outcome = replace(
             as_found(opened),
             **_figures(ran.counters),
             run_s=ran.seconds,
@@ -89,6 +93,10 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
             elapsed_s=time.monotonic() - began,
             already_complete=False,
         )
+        if job.track is not None:
+            options = job.model_dump(mode="json", exclude_defaults=True)
+            track(job.track, PurePath(str(store.output)).name, options, outcome.as_dict(), store.at.folder, observe)
+        return outcome
 
 
 def _execute(

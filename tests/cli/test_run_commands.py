@@ -280,7 +280,9 @@ def test_help_of_submit_explains_inputs_default_columns_and_variables(run: Run) 
         assert said in shown
 
 
-@pytest.mark.parametrize("name", ["plan", "submit", "resume", "retry", "status", "verify", "export", "doctor"])
+@pytest.mark.parametrize(
+    "name", ["plan", "submit", "resume", "retry", "status", "verify", "export", "presets", "doctor"]
+)
 def test_every_help_ends_with_an_example(run: Run, name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0

@@ -200,7 +200,7 @@ CHANGES_NONE = {
     "max_num_seqs": 3, "max_num_batched_tokens": 111, "block_size": 4, "kv_cache_memory": 7, "swap_space": 7,
     "preemption": "swap", "schedule": "static", "prefix_caching": "off", "checkpoint_every": 1, "drain_timeout": 1,
     "wait_lock": 1, "max_error_rate": 0.5, "overwrite": True, "gpu_memory_utilization": 0.5, "device": "cpu",
-    "push_gateway": "http://gateway:9091",
+    "push_gateway": "http://gateway:9091", "track": "wandb",
     "enforce_eager": True, "speculation": "off", "chunk_alignment_tokens": 7, "long_row_tokens": 9,
 }  # fmt: skip
 
