@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 
 from batchrun.errors import ModelUnavailable
 from batchrun.model_spec import STATE_LAYERS
@@ -57,6 +58,15 @@ class Group:
     def share(self, values: Tensor) -> None:
         """Afterwards `values` are those of rank 0."""
         distributed.broadcast(values, src=0)
+
+
+def own_share(module: nn.Module) -> float:
+    """Of all weights of a divided model, by their number."""
+    whole, own = 0, 0
+    for parameter in module.parameters():
+        whole += parameter.numel()
+        own += parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
+    return own / whole
 
 
 def require_devices(device: torch.device, num_ranks: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from batchrun.engine.attention import NAME, paged_attention, run_packed
 from batchrun.engine.batch import ForwardBatch
 from batchrun.engine.fusion import fuse, round_weights, rounded_rows
+from batchrun.engine.group import own_share
 from batchrun.engine.head import Halves
 from batchrun.engine.invariance import prove_invariance
 from batchrun.engine.kv_cache import KVCache
@@ -119,6 +120,8 @@ class Model:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelUnavailable(f"{folder} cannot be loaded: {reason}") from error
         module = module.to(device)
+        if num_ranks > 1:
+            _log.info("%d ranks, each with %.0f %% of the weights", num_ranks, 100 * own_share(module))
         model = cls.adopt(module, kv_dtype, quantization, is_deterministic=is_deterministic, is_divided=num_ranks > 1)
         trim_heap()
         return model

@@ -29,8 +29,8 @@ from batchrun.errors import EngineFailed, ModelUnavailable
 if TYPE_CHECKING:
     from batchrun.checkpoint import Checkpoint
 
-# How long a rank that has failed may take to say so, and to end.
-_REPORT_S, _END_S = 5.0, 10.0
+# How long the first rank that has failed may take to say so, each other one after that, and a process to end.
+_REPORT_S, _NEXT_REPORT_S, _END_S = 5.0, 1.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,11 @@ class Ranks:
 
     def _first_failure(self) -> tuple[int, str] | None:
         """The rank that failed first, and why; None: within the time none said so, nor died."""
-        heard = wait([follower.connection for follower in self._followers], _REPORT_S)
-        failures = [(one.rank, one.last_words()) for one in self._followers if one.connection in heard]
+        failures, silent, patience = [], self._followers, _REPORT_S
+        # A rank that was killed may be noticed after those that it left alone.
+        while silent and (heard := wait([follower.connection for follower in silent], patience)):
+            failures += [(one.rank, one.last_words()) for one in silent if one.connection in heard]
+            silent, patience = [one for one in silent if one.connection not in heard], _NEXT_REPORT_S
         if not failures:
             return None
         rank, failed = min(failures, key=lambda failure: failure[1].at)

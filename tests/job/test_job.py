@@ -202,6 +202,7 @@ CHANGES_NONE = {
     "wait_lock": 1, "max_error_rate": 0.5, "overwrite": True, "gpu_memory_utilization": 0.5, "device": "cpu",
     "push_gateway": "http://gateway:9091", "track": "wandb",
     "enforce_eager": True, "speculation": "off", "chunk_alignment_tokens": 7, "long_row_tokens": 9,
+    "tensor_parallel": 2,
 }  # fmt: skip
 
 
@@ -241,6 +242,13 @@ def test_fingerprint_values_are_short_single_lines_and_tell_texts_apart(text: st
     assert len(value) <= 40
     assert "\n" not in value
     assert value != fingerprint(load(system=text + "!"))["system"]
+
+
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"deterministic": True}])
+def test_what_is_not_proven_of_several_ranks_is_refused(options: dict[str, object]) -> None:
+    assert load(tensor_parallel=1, **options).tensor_parallel == 1
+    with pytest.raises(UsageError, match="cannot go with --tensor-parallel"):
+        load(tensor_parallel=2, **options)
 
 
 def test_a_lane_needs_the_schedule_that_mixes() -> None:
