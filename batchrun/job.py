@@ -17,6 +17,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 from batchrun import presets
 from batchrun.engine.request import SamplingParams
 from batchrun.errors import UsageError
+from batchrun.job_rules import check_together
 from batchrun.option_types import (
     ChoiceNormalise,
     Deadline,
@@ -328,92 +329,8 @@ class Job(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        for flag, other in (("--prompt-col", self.prompt_col), ("--template", self.template)):
-            if other is not None and self.messages_col is not None:
-                raise ValueError(f"--messages-col and {flag} exclude each other: a prompt has one source")
-        if self.chat == "off" and self.messages_col is not None:
-            raise ValueError("--messages-col needs a chat template, so it cannot go with --chat off")
-        if self.chat == "off" and self.chat_template is not None:
-            raise ValueError("--chat-template cannot go with --chat off")
-        if "" in self.stop:
-            raise ValueError("--stop '' would end every answer at once; leave it out")
-        if any(not word.strip() for word in self.bad_words):
-            raise ValueError("--bad-words '' is no word; leave it out")
-        if self.repetition_min_count == 1:
-            raise ValueError("--repetition-min-count 1 would end every answer at once; 2 is the least")
-        if self.reasoning_end == "":
-            raise ValueError("--reasoning-end '' ends no reasoning; leave it out")
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"--min-tokens {self.min_tokens} is more than --max-tokens {self.max_tokens}")
-        forms = ["--" + name.replace("_", "-") for name in self.sampling.constraint_names]
-        if len(forms) > 1:
-            raise ValueError(f"{' and '.join(forms)} exclude each other: a text has one form")
-        if forms and self.ignore_eos:
-            raise ValueError(f"--ignore-eos cannot go with {forms[0]}, which says where a text ends")
-        if forms and self.reasoning_end is not None:
-            raise ValueError(f"--reasoning-end cannot go with {forms[0]}, which the whole output follows")
-        if self.long_row_tokens is not None and self.schedule != "chunked":
-            raise ValueError(f"--long-row-tokens needs --schedule chunked; under {self.schedule} prompts are not mixed")
-        if self.reuse is not None and self.reuse == self.output:
-            raise ValueError(f"--reuse {self.reuse} is the output itself; give the output of an earlier job")
-        if self.ray_address is not None and self.executor != "ray":
-            raise ValueError(f"--ray-address is for --executor ray, not {self.executor}")
-        self._check_task()
-        self._check_beams()
-        self._check_ranks()
-        if self.preemption == "swap" and self.swap_space == 0:
-            raise ValueError("--preemption swap needs room to swap to: raise --swap-space above 0")
+        check_together(self)
         return self
-
-    def _check_task(self) -> None:
-        """Raises ValueError: options of another task, or one too few."""
-        owners = {"target_col": "score", "choice": "choose", "choices_col": "choose", "choice_normalise": "choose",
-                  "choice_prior": "choose", "pooling": "embed", "embedding_norm": "embed"}  # fmt: skip
-        generated = ("params_col", "n", "num_beams", "length_penalty", "early_stopping", "logprobs", "reasoning_start",
-                     "reasoning_end", *(field.name for field in fields(SamplingParams)))  # fmt: skip
-        owners |= dict.fromkeys(generated, "generate")
-        for name, owner in owners.items():
-            if owner != self.task and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"--{name.replace('_', '-')} is for --task {owner}, not {self.task}")
-        if self.task == "score" and self.target_col is None:
-            raise ValueError("--task score needs --target-col: whose probability is wanted")
-        if self.choice and self.choices_col is not None:
-            raise ValueError(
-                "--choice and --choices-col exclude each other: all rows have the same choices, or their own"
-            )
-        if self.task == "choose" and not self.choice and self.choices_col is None:
-            raise ValueError("--task choose needs the choices: --choice for each, or --choices-col")
-        if self.choice and (len(self.choice) < 2 or len({*self.choice}) < len(self.choice) or "" in self.choice):
-            raise ValueError("--choice should be given twice or more, each time with another text")
-        if self.task in ("score", "choose") and self.on_overlong == "truncate-right":
-            raise ValueError(f"--on-overlong truncate-right would cut what --task {self.task} continues; cut left")
-        if self.deterministic and self.task == "embed" and self.pooling == "mean":
-            raise ValueError("--pooling mean adds up what steps give it, so it cannot go with --deterministic")
-
-    def _check_beams(self) -> None:
-        """Raises ValueError: options without a search that are for one, or that a search cannot heed."""
-        names = (*self.sampling.unheeded_by_beams, "n", "logprobs", "reasoning_end")
-        wrong = "cannot go with --num-beams, which finds the likeliest text"
-        if self.num_beams == 1:
-            names, wrong = ("length_penalty", "early_stopping"), "is for --num-beams above 1"
-        for name in names:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"--{name.replace('_', '-')} {wrong}; leave one of them out")
-        if self.max_num_seqs is not None and self.max_num_seqs < self.num_beams:
-            raise ValueError(f"--max-num-seqs {self.max_num_seqs} has no room for {self.num_beams} beams; raise it")
-
-    def _check_ranks(self) -> None:
-        """Raises ValueError: options that are for one process."""
-        if self.tensor_parallel == 1:
-            return
-        if self.quantization != "none":
-            raise ValueError(
-                f"--quantization {self.quantization} cannot go with --tensor-parallel; leave one of them out"
-            )
-        if self.workers > 1 or self.executor != "local":
-            raise ValueError("--tensor-parallel cannot go with --workers or --executor ray: one engine has all ranks")
-        if self.deterministic:
-            raise ValueError("--deterministic cannot go with --tensor-parallel, where the ranks' sums are added up")
 
 
 def from_outside(name: str, setting: Setting) -> object:
