@@ -54,7 +54,7 @@ def nodes() -> Iterator[Nodes]:
 
 @pytest.fixture
 def undisturbed(echo_job: Any, tmp_path: Path) -> EchoJob:
-    job: EchoJob = echo_job(1200, tmp_path / "undisturbed")
+    job: EchoJob = echo_job(800, tmp_path / "undisturbed")
     job.submit(max_tokens=60)
     return job
 
@@ -66,7 +66,7 @@ def on(nodes: Nodes) -> tuple[str, ...]:
 def test_nodes_come_and_go_and_the_result_is_that_of_one_machine(
     echo_job: Any, undisturbed: EchoJob, nodes: Nodes
 ) -> None:
-    job = echo_job(1200)
+    job = echo_job(800)
     process = job.start("submit", *SLOW, *on(nodes))
     until(lambda: committed(job) or process.poll() is not None)
     nodes.remove_one()
@@ -76,19 +76,19 @@ def test_nodes_come_and_go_and_the_result_is_that_of_one_machine(
     assert stdout == f"{job.out}\n"
     assert "ray" not in stderr.lower().replace("--executor ray", "")
     assert "is lost (" in stderr
-    assert len(committed(job)) == len({*committed(job)}) == 1200
+    assert len(committed(job)) == len({*committed(job)}) == 800
     assert job.result() == undisturbed.result()
 
 
 def test_a_killed_driver_takes_its_actors_along_and_one_machine_goes_on(
     echo_job: Any, undisturbed: EchoJob, nodes: Nodes
 ) -> None:
-    job = echo_job(1200)
+    job = echo_job(800)
     process = job.start("submit", *SLOW, *on(nodes))
     until(lambda: committed(job) or process.poll() is not None)
     process.kill()
     process.communicate()
-    assert 0 < len(committed(job)) < 1200
+    assert 0 < len(committed(job)) < 800
     assert job.call("submit", *SLOW).returncode == 0
     assert job.result() == undisturbed.result()
     # Their places are free again: all three begin.
@@ -97,7 +97,7 @@ def test_a_killed_driver_takes_its_actors_along_and_one_machine_goes_on(
 
 
 def test_a_drain_reaches_actors(echo_job: Any, undisturbed: EchoJob, nodes: Nodes) -> None:
-    job = echo_job(1200)
+    job = echo_job(800)
     process = job.start("submit", *SLOW, *on(nodes), "--drain-timeout", "1s")
     until(lambda: committed(job) or process.poll() is not None)
     process.send_signal(signal.SIGTERM)
