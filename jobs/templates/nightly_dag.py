@@ -1,8 +1,8 @@
 """Label and summarise the reviews that the evening's export left behind, every night at 02:30. For Airflow 3.
 
-Copy it to your DAGs. `classify` is an operator of its own: it drains when it is killed, knows which failures a retry cannot mend, and leaves
-its summary as XCom. `summarise` is the same by a BashOperator, which needs nothing but the command. Both go on where
-the try before stopped, because the command is the same.
+Copy it to your DAGs. `classify` is an operator of its own: it drains when it is killed, knows which failures a retry
+cannot mend, and leaves its summary as XCom. `summarise` is the same by a BashOperator, which needs nothing but the
+command. Both go on where the try before stopped, because the command is the same.
 """
 
 import json
