@@ -64,7 +64,8 @@ def own_share(module: Any) -> float:
     parameters = list(module.parameters())
     divided = [parameter for parameter in parameters if hasattr(parameter, "to_local")]
     elsewhere = sum(parameter.numel() - parameter.to_local().numel() for parameter in divided)
-    return 1 - float(elsewhere) / sum(parameter.numel() for parameter in parameters)
+    share: float = 1 - elsewhere / sum(parameter.numel() for parameter in parameters)
+    return share
 
 
 def require_devices(device: torch.device, num_ranks: int) -> None:
