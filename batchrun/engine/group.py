@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor, distributed
 
 from batchrun.errors import ModelUnavailable
 from batchrun.model_spec import STATE_LAYERS
@@ -60,17 +59,20 @@ class Group:
         distributed.broadcast(values, src=0)
 
 
-def own_share(module: nn.Module) -> float:
+def own_share(module: Any) -> float:
     """Of all weights of a divided model, by their number."""
-    whole, own = 0, 0
-    for parameter in module.parameters():
-        whole += parameter.numel()
-        own += parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
-    return own / whole
+    parameters = list(module.parameters())
+    divided = [parameter for parameter in parameters if hasattr(parameter, "to_local")]
+    elsewhere = sum(parameter.numel() - parameter.to_local().numel() for parameter in divided)
+    share: float = 1 - elsewhere / sum(parameter.numel() for parameter in parameters)
+    return share
 
 
 def require_devices(device: torch.device, num_ranks: int) -> None:
-    """Raises ModelUnavailable when there are not so many devices like this one. A CPU is as many as wanted."""
+    """Raises ModelUnavailable when there are not so many devices like this one, or this process is in a group. A CPU is
+    as many as wanted."""
+    if distributed.is_initialized():
+        raise ModelUnavailable("--tensor-parallel needs a process that has no process group of torch.distributed yet")
     num_gpus = torch.cuda.device_count()
     if device.type == "cpu" and num_gpus:
         # The devices of a group are chosen by transformers.
