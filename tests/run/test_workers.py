@@ -59,7 +59,17 @@ def undisturbed(echo_job: Any, tmp_path: Path) -> EchoJob:
     return job
 
 
-@pytest.mark.parametrize("options", [{}, {"n": 3, "temperature": 0.8}, {"num_beams": 2, "max_tokens": 12}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"n": 3, "temperature": 0.8},
+        {"num_beams": 2, "max_tokens": 12},
+        {"task": "choose", "choice": (" yes", " no")},
+        {"task": "embed"},
+    ],
+    ids=["text", "samples", "beams", "choose", "embed"],
+)
 def test_the_result_is_that_of_one_worker_to_the_byte(echo_job: Any, tmp_path: Path, options: dict[str, Any]) -> None:
     results = []
     for workers in (1, 2, 3):
