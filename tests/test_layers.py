@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the first room with a matching name, itself or a package above it.
 ROOMS = {
     "base": (
-        "errors engine.grammar engine.request engine.statistics latency leases model_spec job job_rules option_types "
-        "presets settings nearest stop outcome watchdog"
+        "child errors engine.grammar engine.request engine.statistics latency leases model_spec job job_rules "
+        "option_types presets settings nearest stop outcome watchdog"
     ),
     "engine core": (
         "engine.admission engine.allowed engine.beam_rows engine.beams engine.blocks engine.block_manager "

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
+from batchrun.child import same_modules
 from batchrun.engine.batch import ForwardBatch
 from batchrun.engine.group import Group, require_devices, require_divisible
 from batchrun.engine.memory import is_out_of_memory
@@ -49,7 +50,8 @@ class _Follower:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"LOCAL_RANK": str(rank)},  # by which transformers chooses its GPU
+                # By its rank transformers chooses its GPU.
+                env=os.environ | same_modules() | {"LOCAL_RANK": str(rank)},
                 start_new_session=True,
             )
         return cls(rank, process, ours)

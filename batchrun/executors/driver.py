@@ -7,15 +7,15 @@ they are reached is the fleet's affair.
 import logging
 import math
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TextIO
 
 import numpy as np
-import pyarrow as pa
 
-from batchrun.errors import EngineFailed
+from batchrun.errors import BatchrunError, EngineFailed
+from batchrun.executors.answers import Answers
 from batchrun.executors.handout import Handout
 from batchrun.executors.local import Ran
 from batchrun.executors.merged import merged
@@ -34,7 +34,6 @@ from batchrun.executors.messages import (
     Unfinished,
     Wants,
     Working,
-    unpacked,
 )
 from batchrun.leases import Leases, Places
 from batchrun.ledger import Ledger
@@ -51,6 +50,7 @@ _PROGRESS_EVERY_S = 0.5
 _MOST_LOST = 2
 # Beyond the time to drain: for a step that is under way, and for what is saved behind it.
 _LEAVE_S = 30.0
+_LAST_WORDS_S = 5.0
 
 
 class Fleet(Protocol):
@@ -103,7 +103,6 @@ class Driver:
         self._stop = stop
         self._clock = clock
         self._checkpoint_every_s, self._drain_timeout_s = job.checkpoint_every, job.drain_timeout
-        self._error_column = f"{job.output_prefix}error"
         self._handout = Handout(job, list(pending_units(plan, store)))
         self._num_given_up = store.load_suspects()
         places = map(self._handout.place_of, self._num_given_up)
@@ -112,17 +111,15 @@ class Driver:
         self._leases = Leases(self._handout.shared_len, self._handout.work, self._num_workers, self._suspects)
         self._tally = Tally(job, plan.summary, store.counts(), job.abort_after)
         self._ledger = Ledger(store, observe, self._tally, clock)
-        self._tokens = dict(self._ledger.partial)
-        self._has_new_tokens = False
+        self._answers = Answers(self._ledger, self._tally, f"{job.output_prefix}error")
         self._members: dict[int, _Member] = {}
         self._reports: dict[int, EngineReport] = {}
         self._past_reports: list[EngineReport] = []  # of workers that are gone
-        self._answers: defaultdict[int, list[Answered]] = defaultdict(list)
+        self._said: deque[tuple[int, FromWorker | Lost]] = deque()
         self._num_started = 0
         self._num_lost = 0  # since a row was answered
+        self._num_unstarted = 0  # lost before they were ready, one after another
         self._began_at: float | None = None  # when the first of them had loaded the model
-        self._is_cut_off = False
-        self._checkpoint_s = 0.0
 
     def run(self) -> Ran:
         """Works until every row is committed, or the wish to stop is fulfilled.
@@ -132,18 +129,24 @@ class Driver:
             EngineFailed: workers are lost again and again.
             StorageFailed, StoppedEarly: what was answered could not be kept, or another process has the job now.
         """
-        for _ in range(self._num_workers):
-            self._start_one()
         try:
+            for _ in range(self._num_workers):
+                self._start_one()
             self._work()
+        except BatchrunError:
+            if not self._answers.is_cut_off:
+                self._hear_out()
+            raise
         finally:
             for worker in [*self._members]:
                 self._fleet.end(worker)
-            self._save()
+            self._answers.save()
         report = self._report()
         self._ledger.show(report)
         seconds = 0.0 if self._began_at is None else self._clock() - self._began_at
-        return Ran(self._is_done, report.statistics.counters, seconds, self._checkpoint_s, self._ledger.recording_s)
+        return Ran(
+            self._is_done, report.statistics.counters, seconds, self._answers.checkpoint_s, self._ledger.recording_s
+        )
 
     @property
     def _is_done(self) -> bool:
@@ -163,19 +166,40 @@ class Driver:
             elif self._is_done and not told:
                 told, leaves_at = AT_ONCE, self._clock() + _LEAVE_S
                 self._tell_all(Over())
-            for worker, message in self._fleet.receive(_PROGRESS_EVERY_S):
-                if worker in self._members:
-                    self._hear(worker, message)
+            for worker, message in self._listen():
+                self._hear(worker, message)
             if not told:
                 self._serve()
             now = self._clock()
             if now - committed >= self._checkpoint_every_s:
-                self._save()
+                self._answers.save()
                 committed = self._clock()
             if now - shown >= _PROGRESS_EVERY_S:
                 self._ledger.show(self._report())
                 shown = now
             self._tally.check()
+
+    def _hear_out(self) -> None:
+        """Takes in what workers have done when the job is to end by an error, of whatever kind."""
+        leaves_at = self._clock() + _LAST_WORDS_S
+        self._tell_all(Stop(AT_ONCE))
+        while self._members and self._clock() < leaves_at:
+            for worker, message in self._listen():
+                match message:
+                    case Answered() | Unfinished():
+                        self._hear(worker, message)
+                    case Ended() | Lost() | Stuck():
+                        self._forget(worker)
+                        self._fleet.end(worker)
+
+    def _listen(self) -> Iterator[tuple[int, FromWorker | Lost]]:
+        """What members say now, each word once, whoever asks for the next."""
+        if not self._said:
+            self._said.extend(self._fleet.receive(_PROGRESS_EVERY_S))
+        while self._said:
+            worker, message = self._said.popleft()
+            if worker in self._members:
+                yield worker, message
 
     def _start_one(self) -> None:
         worker = self._num_started
@@ -197,6 +221,7 @@ class Driver:
         match message:
             case Ready():
                 member.is_ready = True
+                self._num_unstarted = 0
                 self._leases.join(worker)
                 self._begin(worker, message)
             case Wants():
@@ -204,8 +229,7 @@ class Driver:
             case Answered():
                 self._take(worker, message)
             case Unfinished():
-                self._tokens |= message.rows
-                self._has_new_tokens = True
+                self._answers.take_tokens(message.rows)
             case Working():
                 self._reports[worker] = message.engine
             case Said():
@@ -223,6 +247,8 @@ class Driver:
                 self._lose(worker, error.rows, str(error))
             case Ended(error=error):
                 assert error is not None
+                self._forget(worker)
+                self._fleet.end(worker)
                 raise error
             case Lost():
                 # Any of the rows that it had may be what it fell over, and nobody knows which had begun.
@@ -260,7 +286,7 @@ class Driver:
     def _lease(self, worker: int, member: _Member, places: Places) -> None:
         member.num_wanted = 0
         member.held |= zip(self._handout.row_idx[places].tolist(), places.tolist(), strict=True)
-        self._fleet.send(worker, self._handout.lease(places, self._tokens, self._num_given_up))
+        self._fleet.send(worker, self._handout.lease(places, self._answers.tokens, self._num_given_up))
 
     def _take(self, worker: int, answered: Answered) -> None:
         """Answers of rows that the worker holds, to be committed when it is time."""
@@ -270,12 +296,8 @@ class Driver:
             places.remove(member.suspect)
             member.suspect = None
         self._leases.finish(worker, places)
-        self._answers[answered.unit].append(answered)
+        self._answers.take(answered)
         self._num_lost = 0
-        errors = unpacked(answered.table).column(self._error_column)
-        self._tally.count(len(errors), len(errors) - errors.null_count)
-        for row in answered.rows:
-            self._tokens.pop(row, None)
 
     def _give_up(self, stuck: Stuck) -> None:
         def dump(file: TextIO) -> None:
@@ -296,16 +318,23 @@ class Driver:
     def _lose(self, worker: int, suspects: Iterable[int], reason: str) -> None:
         """The worker is gone: others run what it had, `suspects` last and alone, and another takes its place.
 
-        Raises EngineFailed when that has happened too often.
+        Raises EngineFailed when that has happened too often, or none is left.
         """
-        self._num_lost += 1
+        was_ready = self._members[worker].is_ready
+        self._num_lost += was_ready
+        self._num_unstarted = 0 if was_ready else self._num_unstarted + 1
         self._forget(worker, suspects)
         if self._stop.level or self._is_done:
             return
         if self._num_lost > self._num_workers + _MOST_LOST:
             raise EngineFailed(f"workers are lost again and again, and answer no row: {reason}")
-        _log.warning("worker %d is lost (%s); others go on with its rows", worker, reason)
-        self._start_one()
+        if self._num_unstarted <= self._num_workers + _MOST_LOST:
+            _log.warning("worker %d is lost (%s); others go on with its rows", worker, reason)
+            self._start_one()
+        elif self._members:
+            _log.warning("worker %d cannot be started (%s); the job goes on without it", worker, reason)
+        else:
+            raise EngineFailed(f"no worker can be started: {reason}")
 
     def _forget(self, worker: int, suspects: Iterable[int] = ()) -> None:
         member = self._members.pop(worker)
@@ -318,23 +347,6 @@ class Driver:
             kept.add(member.suspect)
         self._leases.leave(worker, kept - {member.suspect})
         self._suspects.extend(sorted(kept))
-
-    def _save(self) -> None:
-        """Commits what was answered, then keeps what unfinished rows have."""
-        if self._is_cut_off:
-            return
-        began = time.perf_counter()
-        # Until it has succeeded: if it fails, one more try would only hide why.
-        self._is_cut_off = True
-        for unit, answers in self._answers.items():
-            rows = [row for answered in answers for row in answered.rows]
-            self._ledger.commit(unit, rows, pa.concat_tables([unpacked(answered.table) for answered in answers]))
-        self._answers.clear()
-        if self._has_new_tokens and self._tokens:
-            self._ledger.save_unfinished(self._tokens)
-            self._has_new_tokens = False
-        self._is_cut_off = False
-        self._checkpoint_s += time.perf_counter() - began
 
     def _report(self) -> EngineReport:
         return merged(self._reports.values(), self._past_reports)

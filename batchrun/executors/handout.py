@@ -29,11 +29,11 @@ class Handout:
         self.shared_len: NDArray[np.int32] = np.concatenate([[0], keep_len])[: len(keep_len)].astype(np.int32)
         total = np.concatenate([none, *(_work(job, unit) for unit in self._units)])
         self.work: NDArray[np.int64] = total - self.shared_len.astype(np.int64)
-        self._place_of = dict(zip(self.row_idx.tolist(), range(len(self.row_idx)), strict=True))
 
     def place_of(self, row_idx: int) -> int | None:
         """Where the row stands; None when it is not pending."""
-        return self._place_of.get(row_idx)
+        found = np.flatnonzero(self.row_idx == row_idx)
+        return int(found[0]) if len(found) else None
 
     def lease(
         self, places: Places, output_ids: Mapping[int, tuple[int, ...]], num_given_up: Mapping[int, int]

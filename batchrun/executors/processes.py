@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 
+from batchrun.child import same_modules
 from batchrun.errors import EngineFailed
 from batchrun.executors import member
 from batchrun.executors.messages import Brief, FromWorker, Lost, ToWorker
@@ -49,17 +51,15 @@ class LocalProcesses:
                 stdin=subprocess.DEVNULL,
                 # What libraries print is no result.
                 stdout=2,
+                # Ctrl-C is for the driver, which stops its workers; they end when it does.
+                process_group=0,
             )
         line = Connection(ours.detach())
         self._processes[worker] = _Process(process, line, slot)
-        line.send(replace(brief, device_index=slot, num_sharing=self._num_workers))
+        self._say(line, replace(brief, device_index=slot, num_sharing=self._num_workers))
 
     def send(self, worker: int, message: ToWorker) -> None:
-        try:
-            self._processes[worker].line.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            # What it said last is still to be read, and then that it is gone.
-            return
+        self._say(self._processes[worker].line, message)
 
     def receive(self, timeout_s: float) -> list[tuple[int, FromWorker | Lost]]:
         workers = {each.line: worker for worker, each in self._processes.items()}
@@ -73,6 +73,11 @@ class LocalProcesses:
             each.process.wait()
             each.line.close()
 
+    def _say(self, line: Connection, message: Brief | ToWorker) -> None:
+        # Of one that is gone, what it said last is still to be read.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            line.send(message)
+
     def _heard(self, worker: int) -> Iterator[FromWorker | Lost]:
         """What a worker has said by now, at least one message."""
         each = self._processes[worker]
@@ -80,7 +85,7 @@ class LocalProcesses:
             yield each.line.recv()
             while each.line.poll():
                 yield each.line.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # at the end of a message, or in the middle of one
             code = each.process.wait()
             self.end(worker)
             yield Lost(_named(code), has_crashed=code not in _FROM_OUTSIDE)
@@ -89,7 +94,7 @@ class LocalProcesses:
         asked = os.environ.get("OMP_NUM_THREADS", "")
         num_cores = int(asked) if asked.isdigit() else len(os.sched_getaffinity(0))
         return {
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            **same_modules(),
             "OMP_NUM_THREADS": str(max(1, num_cores // self._num_workers)),
         }
 
@@ -113,21 +118,21 @@ class _Line:
     def receive(self) -> ToWorker:
         try:
             message: ToWorker = self._connection.recv()
-        except ConnectionResetError as error:
+        except OSError as error:
             raise EOFError from error
         return message
 
 
 def main(descriptor: int) -> None:
     """Works for the driver at the other end of a socket."""
-    # To the whole group of processes, as Ctrl-C is: it is the driver that stops its workers.
+    # To all processes of a job, as some schedulers send it: it is the driver that stops its workers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(descriptor)
     try:
         brief: Brief = connection.recv()
         member.work(brief, _Line(connection), on_driver_gone=lambda: os._exit(EngineFailed.exit_code))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except (EOFError, OSError):
         # Nobody is there any more to be told anything.
         os._exit(EngineFailed.exit_code)
 

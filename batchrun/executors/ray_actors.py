@@ -4,10 +4,13 @@ Ray places them, says when one is lost, and ends them when the driver is gone. T
 an extra.
 """
 
+import logging
+import math
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,9 +25,12 @@ from batchrun.executors import member
 from batchrun.executors.messages import Brief, FromWorker, Lost, ToWorker
 from batchrun.option_types import DeviceName
 
+_log = logging.getLogger(__name__)
+_OURS = ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CALLS_AT_ONCE = 4  # of an actor: it works, is told, is heard, and one more
 _ANSWERS_WITHIN_S = 10.0
+_ROOM_WITHIN_S = 30.0
 _STORE_BYTES = 256 << 20  # of a cluster that is started here: what passes through it is small
 
 
@@ -87,6 +93,7 @@ class RayActors:
     def __init__(self, size: Size) -> None:
         self._size = size
         self._running: dict[int, _Running] = {}
+        self._tells_at = time.monotonic() + _ROOM_WITHIN_S  # that none has found room
 
     def start(self, worker: int, brief: Brief) -> None:
         size = self._size
@@ -110,6 +117,7 @@ class RayActors:
         workers = {each.hearing: worker for worker, each in self._running.items()}
         workers |= {each.working: worker for worker, each in self._running.items() if each.working is not None}
         waited = [*workers]
+        self._tell_of_room()
         if not ray.wait(waited, timeout=timeout_s)[0]:
             return []
         ready, _ = ray.wait(waited, num_returns=len(waited), timeout=0)
@@ -124,6 +132,20 @@ class RayActors:
         each = self._running.pop(worker, None)
         if each is not None:
             ray.kill(each.actor)
+
+    def _tell_of_room(self) -> None:
+        """Says once, after a while, that no actor has begun, and why."""
+        if time.monotonic() < self._tells_at:
+            return
+        self._tells_at = math.inf
+        if not ray.wait([each.node for each in self._running.values()], timeout=0)[0]:
+            gpu = " and a GPU" if self._size.num_gpus else ""
+            has = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
+            _log.warning(
+                "no worker has found room yet: each takes %d cores%s of a node, and the cluster has %g cores and "
+                "%g GPUs in all; they begin when there is room",
+                self._size.num_cpus, gpu, has["CPU"], has["GPU"],
+            )  # fmt: skip
 
     def _heard(self, worker: int, reference: Any) -> list[FromWorker | Lost]:
         """What an actor has said, or that it is lost."""
@@ -156,38 +178,59 @@ def ray_actors(address: str | None, num_workers: int, device: DeviceName) -> Ite
 
     Raises UsageError when there is none at the address.
     """
-    is_ours = not ray.is_initialized()
-    if is_ours:
-        _connect(address)
-    fleet = RayActors(_size(num_workers, device))
-    try:
-        yield fleet
-    finally:
-        if is_ours:
+    if ray.is_initialized():
+        yield RayActors(_size(num_workers, device))
+        return
+    named = address or os.environ.get("RAY_ADDRESS", "auto")
+    with _variables():
+        is_local = _connect(None if named == "auto" else named)
+        try:
+            size = _size(num_workers, device)
+            if is_local and size.num_gpus and not ray.cluster_resources().get("GPU"):
+                raise UsageError("--device cuda: there is no GPU here, and no Ray cluster; give --ray-address")
+            yield RayActors(size)
+        finally:
             ray.shutdown()
 
 
-def _connect(address: str | None) -> None:
+@contextmanager
+def _variables() -> Iterator[None]:
+    """Ray's, within the block."""
+    before = {name: os.environ.get(name) for name in _OURS}
     # Nothing of this job is anybody else's business.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _connect(address: str | None) -> bool:
+    """Whether the cluster was started for it, on this machine."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         if address is not None:
             _check_answers(address)
             ray.init(address, **quiet)
-            return
+            return False
         try:
             ray.init("auto", **quiet)
+            return False
         except ConnectionError:
             # Its actors are all that there is to do; usually they give way to whatever else the machine runs.
             os.environ.setdefault("RAY_worker_niceness", "0")
             ray.init("local", object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
+            return True
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"--ray-address {address or 'auto'}: no Ray cluster can be used there ({reason}); run the job on a node of "
-            "the cluster, and give host:port of its head"
+            f"--ray-address (or RAY_ADDRESS) {address or 'auto'}: no Ray cluster can be used there ({reason}); "
+            "run the job on a node of the cluster, and give host:port of its head"
         ) from error
     finally:
         # Ray puts one of its own in their place.

@@ -11,7 +11,7 @@ import pytest
 
 from batchrun import planning
 from batchrun.errors import EngineFailed, ModelUnavailable
-from batchrun.executors import fleets
+from batchrun.executors import driver, fleets
 from batchrun.executors.handout import Handout
 from batchrun.executors.messages import (
     Brief,
@@ -72,6 +72,11 @@ class Scripted:
         ]
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_LAST_WORDS_S", 0.3)
+
+
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(*scripts: list[FromWorker | Lost]) -> Scripted:
@@ -130,10 +135,36 @@ def test_rows_are_suspects_only_if_their_worker_crashed(
 
 
 def test_workers_that_are_lost_one_after_another_end_the_job(echo_job: Any, scripted: Any) -> None:
-    fleet = scripted(*([Lost("it fell over", True)] for _ in range(20)))
+    fleet = scripted(*([READY, Lost("it fell over", True)] for _ in range(20)))
     with pytest.raises(EngineFailed, match="lost again and again, and answer no row: it fell over"):
         echo_job(3).submit(workers=2)
     assert len(fleet.briefs) == 6
+
+
+def test_so_do_workers_none_of_which_can_be_started(echo_job: Any, scripted: Any) -> None:
+    fleet = scripted(*([Lost("it fell over", True)] for _ in range(20)))
+    with pytest.raises(EngineFailed, match="no worker can be started: it fell over"):
+        echo_job(3).submit(workers=2)
+    assert len(fleet.briefs) == 6
+
+
+def test_a_worker_that_cannot_be_started_is_done_without(echo_job: Any, scripted: Any, caplog: Any) -> None:
+    """However long the other one takes, and whatever it answers meanwhile."""
+    slow: list[FromWorker | Lost] = [Said(logging.DEBUG, "loading")] * 12
+    fleet = scripted([*slow, READY, Wants(1), GIVE_UP], *([Lost("it fell over", True)] for _ in range(20)))
+    with pytest.raises(ModelUnavailable):
+        echo_job(3).submit(workers=2)
+    assert len(fleet.briefs) == 6
+    assert fleet.leased(0)
+    assert "cannot be started (it fell over); the job goes on without it" in caplog.text
+
+
+def test_an_error_takes_in_what_other_workers_have_done(echo_job: Any, scripted: Any) -> None:
+    job: EchoJob = echo_job(6)
+    scripted([READY, Wants(9), GIVE_UP], [READY, Said(logging.DEBUG, ""), Unfinished({2: (7, 8)}), Ended()])
+    with pytest.raises(ModelUnavailable):
+        job.submit(workers=2)
+    assert partial.load(Layout(job.out)) == {2: (7, 8)}
 
 
 def test_a_worker_speaks_through_the_drivers_log(echo_job: Any, scripted: Any, caplog: Any) -> None:
