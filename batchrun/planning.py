@@ -76,11 +76,13 @@ def find_device(job: Job, name: str | None) -> Device:
     if job.task != "generate" or job.num_beams > 1:
         what = "--num-beams" if job.num_beams > 1 else f"--task {job.task}"
         raise UsageError(f"--simulate is for generated text, and {what} is timed by nothing yet; leave it out")
+    if job.tensor_parallel > 1:
+        raise UsageError("--simulate knows no steps of several ranks; leave out --tensor-parallel")
     checkpoint = find_model(job)
     if name in DEVICES:
         return roofline(name, job, checkpoint)
     if name is not None:
-        return _profile_of(Path(name), checkpoint.spec)
+        return _profile_of(Path(name), job, checkpoint.spec)
     profile = find(cache_folder(), job, checkpoint.spec)
     if profile is None:
         threads, model = this_machine().threads, "" if job.model is None else f" {job.model}"
@@ -96,7 +98,7 @@ def simulate(job: Job, plan: Plan, device: Device, workers: tuple[int, ...], cos
     return fleet.simulate(job, plan, device, workers, cost_per_hour)
 
 
-def _profile_of(path: Path, spec: ModelSpec) -> Profile:
+def _profile_of(path: Path, job: Job, spec: ModelSpec) -> Profile:
     profile = read(path) if path.is_file() else None
     if profile is None:
         raise UsageError(
@@ -105,6 +107,8 @@ def _profile_of(path: Path, spec: ModelSpec) -> Profile:
         )
     if profile.digest != spec.digest:
         raise UsageError(f"--simulate: {path} was measured for {profile.model}, not for {spec.name}")
+    if not profile.options.include(job):
+        raise UsageError(f"--simulate: {path} was measured with other types of numbers, or on another kind of device")
     return profile
 
 

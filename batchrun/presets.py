@@ -14,6 +14,11 @@ from batchrun.settings import Setting, from_toml
 
 # The option that names one.
 OPTION = "preset"
+# Of these a job has one: who gives one does not want the preset's.
+_EXCLUSIVE: tuple[frozenset[str], ...] = (
+    frozenset({"choice", "choices_col"}),
+    frozenset({"json_schema", "regex", "guided_choice", "grammar"}),
+)
 
 
 def preset_names() -> tuple[str, ...]:
@@ -44,8 +49,12 @@ def with_preset(settings: dict[str, Setting], known: Collection[str]) -> dict[st
     given = {name: setting for name, setting in settings.items() if name != OPTION}
     if OPTION not in settings:
         return given
-    name = str(settings[OPTION].value)
-    return from_toml(preset_text(name), known, f"preset {name}", Path.cwd()) | given
+    preset = str(settings[OPTION].value)
+    below = from_toml(preset_text(preset), known, f"preset {preset}", Path.cwd())
+    if "messages_col" in given and "template" in below:
+        raise UsageError(f"--preset {preset} asks about a text, and --messages-col has whole messages; --prompt-col")
+    replaced = {other for group in _EXCLUSIVE if group & given.keys() for other in group}
+    return {name: setting for name, setting in below.items() if name not in replaced} | given
 
 
 def _folder() -> Traversable:

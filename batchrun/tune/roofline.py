@@ -111,6 +111,7 @@ def _check(name: str, job: "Job", folder: "Path", *, has_states: bool) -> None:
         "the model keeps states": has_states,
         f"--dtype {job.dtype} is not of 16 bits": job.dtype == "float32",
         f"--quantization {job.quantization} is for a CPU": job.quantization != "none",
+        f"--kv-cache-dtype {job.kv_cache_dtype} is not of 16 bits": job.kv_cache_dtype == "float32",
     }
     for reason in (reason for reason, is_so in reasons.items() if is_so):
         raise UsageError(f"what {name} needs for a step is not known, since {reason}; batchrun tune measures it there")

@@ -45,6 +45,15 @@ def test_flag_variable_and_file_win_over_the_preset(tmp_path: Path) -> None:
     assert (job.task, job.choice, job.prompt_col) == ("choose", ("a", "b"), "x")
 
 
+def test_of_what_a_job_has_one_the_presets_gives_way() -> None:
+    job = Job.load(NEEDED | {"preset": "extract", "regex": "[a-z]+"})
+    assert (job.regex, job.json_schema) == ("[a-z]+", None)
+    job = Job.load(NEEDED | {"preset": "classify", "choices_col": "choice"})
+    assert (job.choice, job.choices_col) == ((), "choice")
+    with pytest.raises(UsageError, match="--preset judge asks about a text, and --messages-col has whole messages"):
+        Job.load(NEEDED | {"preset": "judge", "messages_col": "messages"})
+
+
 def test_the_job_is_that_of_the_options_written_out() -> None:
     written_out = {"task": "score", "target_col": "text"}
     assert Job.load(NEEDED | {"preset": "score"}).model_dump() == Job.load(NEEDED | written_out).model_dump()
