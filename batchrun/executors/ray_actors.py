@@ -181,9 +181,12 @@ def ray_actors(address: str | None, num_workers: int, device: DeviceName) -> Ite
     if ray.is_initialized():
         yield RayActors(_size(num_workers, device))
         return
-    named = address or os.environ.get("RAY_ADDRESS", "auto")
+    known = os.environ.get("RAY_ADDRESS")
     with _variables():
-        is_local = _connect(None if named == "auto" else named)
+        if address is None and known and known != "auto":
+            is_local = _connect(known, "RAY_ADDRESS=")
+        else:
+            is_local = _connect(address, "--ray-address ")
         try:
             size = _size(num_workers, device)
             if is_local and size.num_gpus and not ray.cluster_resources().get("GPU"):
@@ -209,8 +212,8 @@ def _variables() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _connect(address: str | None) -> bool:
-    """Whether the cluster was started for it, on this machine."""
+def _connect(address: str | None, named_by: str) -> bool:
+    """Whether the cluster was started for it, on this machine. Raises UsageError when there is none at the address."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
@@ -229,7 +232,7 @@ def _connect(address: str | None) -> bool:
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"--ray-address (or RAY_ADDRESS) {address or 'auto'}: no Ray cluster can be used there ({reason}); "
+            f"{named_by}{address or 'auto'}: no Ray cluster can be used there ({reason}); "
             "run the job on a node of the cluster, and give host:port of its head"
         ) from error
     finally:

@@ -116,6 +116,13 @@ def test_no_cluster_is_said_in_one_line(echo_job: Any) -> None:
         assert ended.stderr.count("\n") == 1
 
 
+def test_nor_is_one_waited_for_that_a_variable_names(echo_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    ended = echo_job(5).call("submit", "--executor", "ray", "-q")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: RAY_ADDRESS=127.0.0.1:1: no Ray cluster can be used there (")
+
+
 def test_without_ray_it_is_said_what_to_install(echo_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install 'batchrun\[ray\]'"):

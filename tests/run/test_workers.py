@@ -173,7 +173,7 @@ def test_workers_that_all_fall_over_end_the_job(echo_job: Any, tmp_path: Path) -
     code = "import os, sys\nif 'batchrun.executors.processes' in sys.orig_argv: os._exit(3)\n"
     ended = submit_with(echo_job(10), tmp_path / "path", code, "--workers", "2", "-q")
     assert ended.returncode == 70
-    assert "workers are lost again and again, and answer no row: exit code 3" in ended.stderr
+    assert "no worker can be started: exit code 3" in ended.stderr
 
 
 def test_the_job_of_a_program_without_a_main_guard_has_workers(echo_job: Any) -> None:
