@@ -144,9 +144,9 @@ def run_engine(model: Model, rows: list[list[int]]) -> tuple[list[list[int]], Co
 
 
 def run_rows(runner: TorchRunner, rows: list[list[int]]) -> tuple[list[list[int]], Counters]:
-    """The same from a runner with as few blocks."""
+    """The same from a runner of as few blocks, or of which no more are used."""
     config = SchedulerConfig(
-        num_blocks=runner.num_blocks,
+        num_blocks=min(NUM_BLOCKS, runner.num_blocks),
         num_host_slots=runner.num_host_slots,
         block_size=BLOCK,
         block_bytes=runner.block_bytes,

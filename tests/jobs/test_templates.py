@@ -96,7 +96,8 @@ def test_the_batch_script_passes_the_signal_on_and_is_queued_again(reviews: Path
     (reviews / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {reviews}/asked\n')
     (reviews / "scontrol").chmod(0o755)
     slow = reviews / "slow"
-    slow.write_text(f'#!/bin/sh\nexec {reviews}/batchrun "$@" --max-num-seqs 1 --checkpoint-every 0.1s\n')
+    steps = "--max-num-seqs 1 --max-num-batched-tokens 4 --checkpoint-every 0.1s --drain-timeout 0s"
+    slow.write_text(f'#!/bin/sh\nexec {reviews}/batchrun "$@" {steps}\n')
     slow.chmod(0o755)
     script = copy("nightly.sbatch", reviews, str(slow))
     variables = environment() | {"SLURM_JOB_ID": "7", "PATH": f"{reviews}:{os.environ['PATH']}"}
