@@ -100,32 +100,21 @@ def run(
     """
     _log.info("loading %s", checkpoint.spec.name)
     with closing(load(job, checkpoint, tokenizer, plan.summary)) as loaded:
-        return _run_on(loaded, job, plan, checkpoint, tokenizer, store, observe, stop)
-
-
-def _run_on(
-    loaded: Loaded,
-    job: Job,
-    plan: Plan,
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-    store: Store,
-    observe: Observe,
-    stop: StopRequest,
-) -> Ran:
-    sharing = decide(job.prefix_caching, plan.summary)
-    if sharing.reason:
-        observe(Message("info", f"prefix caching is off: {sharing.reason}"))
-    engine = loaded.engine
-    task = make_task(job, tokenizer, checkpoint.spec, shares_prefixes=loaded.began.shares_prefixes)
-    tally = Tally(job, plan.summary, store.counts(), job.abort_after)
-    ledger = Ledger(store, observe, tally)
-    ledger.begin(loaded.began)
-    worker = Worker(engine, task, ledger, tally, stop, Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout))
-    began = time.monotonic()
-    is_complete = worker.run(PendingRows(plan, store))
-    seconds = time.monotonic() - began
-    return Ran(is_complete, engine.statistics().counters, seconds, worker.checkpoint_s, ledger.recording_s)
+        sharing = decide(job.prefix_caching, plan.summary)
+        if sharing.reason:
+            observe(Message("info", f"prefix caching is off: {sharing.reason}"))
+        engine = loaded.engine
+        task = make_task(job, tokenizer, checkpoint.spec, shares_prefixes=loaded.began.shares_prefixes)
+        tally = Tally(job, plan.summary, store.counts(), job.abort_after)
+        ledger = Ledger(store, observe, tally)
+        ledger.begin(loaded.began)
+        worker = Worker(
+            engine, task, ledger, tally, stop, Pace(job.checkpoint_every, job.drain_timeout, job.step_timeout)
+        )
+        began = time.monotonic()
+        is_complete = worker.run(PendingRows(plan, store))
+        seconds = time.monotonic() - began
+        return Ran(is_complete, engine.statistics().counters, seconds, worker.checkpoint_s, ledger.recording_s)
 
 
 def load(
