@@ -95,6 +95,8 @@ def test_the_batch_script_passes_the_signal_on_and_is_queued_again(reviews: Path
     """`scontrol` writes down what it was asked: there is no cluster here."""
     (reviews / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {reviews}/asked\n')
     (reviews / "scontrol").chmod(0o755)
+    many = pa.table({"review": [f"Review {number}." for number in range(20_000)]})
+    pq.write_table(many, reviews / "export.parquet")
     slow = reviews / "slow"
     steps = "--max-num-seqs 1 --max-num-batched-tokens 4 --checkpoint-every 0.1s --drain-timeout 0s"
     slow.write_text(f'#!/bin/sh\nexec {reviews}/batchrun "$@" {steps}\n')
