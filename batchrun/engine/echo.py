@@ -79,7 +79,7 @@ class EchoRunner:
         )
 
     def close(self) -> None:
-        pass
+        """There is nothing to end."""
 
     def _write(self, slots: NDArray[np.int64], item: Item) -> None:
         positions = np.arange(item.start, item.end)

@@ -167,7 +167,7 @@ class Shard:
         return self._two_halves.logits(hidden)
 
     def close(self) -> None:
-        pass
+        """Nothing was started for it."""
 
     @property
     def _two_halves(self) -> Halves:

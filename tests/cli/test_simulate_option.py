@@ -43,7 +43,7 @@ def planned(library: Library) -> Library:
         ("5..5", (5,), None),
         ("8xh100-80gb", (8,), "h100-80gb"),
         ("1..4xl4", (1, 2, 4), "l4"),
-        ("2\u00d7/tmp/box,x.json", (2,), "/tmp/box,x.json"),
+        ("2\u00d7measured/box,x.json", (2,), "measured/box,x.json"),
     ],
 )
 def test_workers_are_numbers_with_a_device_behind_or_not(
