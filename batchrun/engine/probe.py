@@ -60,8 +60,8 @@ def probe_linear(module: nn.Module) -> Linear | None:
     for found in (Linear(weight, bias, is_transposed=False), Linear(weight, bias, is_transposed=True)):
         if bias is not None and bias.shape != found.weight.shape[:1]:
             continue
-        inputs = _inputs(weight, found.weight.shape[1])
-        if all(equals(_output(module, x), linear(x, found.weight, bias)) for x in inputs):
+        x = _inputs(weight, found.weight.shape[1])
+        if _all_equal(_output(module, x), linear(x, found.weight, bias)):
             return found
     return None
 
@@ -91,10 +91,10 @@ def probe_norm(module: nn.Module) -> Norm | None:
     if len(parameters) != 1 or (weight := next(iter(parameters.values())).detach()).dim() != 1:
         return None
     # Small inputs, where eps shows, and large ones with a mean, which a norm of another kind would subtract.
-    inputs = [x * scale + scale for x in _inputs(weight, len(weight)) for scale in (1e-3, 1.0)]
+    x = torch.cat([_inputs(weight, len(weight)) * scale + scale for scale in (1e-3, 1.0)])
     for eps in [value for value in vars(module).values() if isinstance(value, float)]:
         for scaled in (weight.float(), weight.float() + 1):
-            if all(equals(_output(module, x), reference_rms_norm(x, scaled, eps)) for x in inputs):
+            if _all_equal(_output(module, x), reference_rms_norm(x, scaled, eps)):
                 return Norm(scaled, eps)
     return None
 
@@ -112,9 +112,9 @@ def probe_glu(module: nn.Module, linears: dict[str, Linear]) -> Glu | None:
             fits = len(order) == 2 and weights[0].shape[0] == 2 * weights[1].shape[1]
         if not fits:
             continue
-        inputs = _inputs(weights[0], weights[0].shape[1])
+        x = _inputs(weights[0], weights[0].shape[1])
         for candidate in [Glu(order, activation) for activation in _ACTIVATIONS]:
-            if all(equals(_output(module, x), _glu(candidate, linears, x)) for x in inputs):
+            if _all_equal(_output(module, x), _glu(candidate, linears, x)):
                 return candidate
     return None
 
@@ -138,10 +138,10 @@ def has_hooks(module: Any) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _inputs(like: Tensor, width: int) -> list[Tensor]:
-    """[1, 3, width] as `like`, of the usual size and of a size at which a clamp would act."""
+def _inputs(like: Tensor, width: int) -> Tensor:
+    """[2, 3, width] as `like`: numbers of the usual size, and of a size at which a clamp would act."""
     x = torch.randn(1, 3, width, generator=torch.Generator().manual_seed(width)).to(like)
-    return [x, x * 50]
+    return torch.cat((x, x * 50))
 
 
 def _output(module: nn.Module, x: Tensor) -> Tensor | None:
@@ -154,6 +154,11 @@ def _output(module: nn.Module, x: Tensor) -> Tensor | None:
     if not isinstance(out, Tensor) or (x.is_floating_point() and out.dtype != x.dtype):
         return None
     return out
+
+
+def _all_equal(found: Tensor | None, expected: Tensor) -> bool:
+    """Whether what was found for each of several inputs `equals` what is expected for it."""
+    return found is not None and len(found) == len(expected) and all(map(equals, found, expected))
 
 
 def equals(found: Tensor | None, expected: Tensor) -> bool:

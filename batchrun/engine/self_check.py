@@ -46,7 +46,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the model's own code computes for the sequences, one by one."""
+    """What the model's own code computes for each of the sequences."""
 
     name: str
     vocab_size: int
@@ -59,9 +59,9 @@ def expect(module: Any) -> Expected:
     """Asks a transformers model that computes eager attention; `module` is not changed."""
     weight = module.get_input_embeddings().weight
     vocab_size, place = weight.shape[0], torch.empty(0, dtype=weight.dtype, device=weight.device)
-    logits = [_plain_logits(module, sequence, place) for sequence in _sequences(vocab_size)]
+    logits = _plain_logits(module, _sequences(vocab_size), place)
     name = (module.config.architectures or [type(module).__name__])[0]
-    return Expected(name, vocab_size, place, tuple(logits))
+    return Expected(name, vocab_size, place, logits)
 
 
 @torch.inference_mode()
@@ -120,11 +120,12 @@ def _sequences(vocab_size: int) -> list[Sequence]:
     return sequences
 
 
-def _plain_logits(module: Any, sequence: Sequence, place: Tensor) -> Tensor:
-    """[length, vocab]."""
-    ids = torch.from_numpy(sequence.tokens.astype(np.int64)).to(place.device)
-    logits: Tensor = module(input_ids=ids[None], use_cache=False).logits[0]
-    return logits
+def _plain_logits(module: Any, sequences: list[Sequence], place: Tensor) -> tuple[Tensor, ...]:
+    """[length, vocab] each. What fills up the shorter ones stands behind them, where no token of theirs looks."""
+    longest = max(sequence.num_tokens for sequence in sequences)
+    ids = np.stack([np.resize(sequence.tokens, longest) for sequence in sequences]).astype(np.int64)
+    logits = module(input_ids=torch.from_numpy(ids).to(place.device), use_cache=False).logits
+    return tuple(logits[row, : sequence.num_tokens] for row, sequence in enumerate(sequences))
 
 
 def _packed_logits(
