@@ -1,9 +1,9 @@
-"""What quantized weights change: the perplexity of real text, and the tokens that a model finds likeliest.
+"""What quantized weights and KV change: the perplexity of real text, and the tokens that a model finds likeliest.
 
     python -m batchrun_jobs.quality reviews.parquet --text-col review
 
-Every text is read once by the model as it is and once quantized, both through the engine's own kernels. Both are asked
-for the next token at every position of the same text, so that one difference does not lead to others.
+Every text is read once by the model as it is and once with fewer bits, both through the engine's own kernels. Both are
+asked for the next token at every position of the same text, so that one difference does not lead to others.
 """
 
 import math
@@ -45,13 +45,20 @@ class Reading:
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--text-col", default="prompt", show_default=True, help="Column with the texts.")
 @click.option("--model", "-m", help="As for batchrun submit.")
-@click.option("--quantization", type=click.Choice(["int8"]), default="int8", show_default=True)
+@click.option("--quantization", type=click.Choice(["none", "int8"]), default="int8", show_default=True)
+@click.option("--kv-cache-dtype", type=click.Choice(["auto", "float16"]), default="auto", show_default=True)
 @click.option("--limit", default=64, show_default=True, help="Texts to read, from the first.")
 @click.option("--max-tokens", default=512, show_default=True, help="Tokens of a text to read, from the first.")
 def main(
-    source: Path, text_col: str, model: str | None, quantization: Quantization, limit: int, max_tokens: int
+    source: Path,
+    text_col: str,
+    model: str | None,
+    quantization: Quantization,
+    kv_cache_dtype: str,
+    limit: int,
+    max_tokens: int,
 ) -> None:
-    """Read the texts of SOURCE with quantized weights and without, and print what differs."""
+    """Read the texts of SOURCE with quantized weights or KV and without, and print what differs."""
     try:
         table = pq.read_table(source)
         if text_col not in table.column_names:
@@ -62,15 +69,23 @@ def main(
         texts = [text for text in table.column(text_col).to_pylist()[:limit] if text]
         ids = [one[:max_tokens] for one in tokenizer.encode(texts, add_special_tokens=True)]
         plain = read(load(checkpoint.folder, "none"), ids)
-        rounded = read(load(checkpoint.folder, quantization), ids)
+        kv_dtype = torch.float16 if kv_cache_dtype == "float16" else None
+        rounded = read(load(checkpoint.folder, quantization, kv_dtype), ids)
     except BatchrunError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(report(plain, rounded, quantization))
+    name = quantization if kv_dtype is None else f"{quantization}, KV {kv_cache_dtype}"
+    click.echo(report(plain, rounded, name))
 
 
-def load(folder: Path, quantization: Quantization) -> Model:
-    cpu = torch.device("cpu")
-    return Model.load(folder, dtype=torch.float32, device=cpu, trust_remote_code=False, quantization=quantization)
+def load(folder: Path, quantization: Quantization, kv_dtype: torch.dtype | None = None) -> Model:
+    return Model.load(
+        folder,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        trust_remote_code=False,
+        kv_dtype=kv_dtype,
+        quantization=quantization,
+    )
 
 
 def read(model: Model, texts: Iterable[TokenIds]) -> Reading:
@@ -88,13 +103,14 @@ def read(model: Model, texts: Iterable[TokenIds]) -> Reading:
     return Reading(torch.cat(surprises), torch.cat(likeliest))
 
 
-def report(plain: Reading, rounded: Reading, quantization: str) -> str:
+def report(plain: Reading, rounded: Reading, name: str) -> str:
+    """`name` says how the second one was read."""
     same = float((plain.likeliest == rounded.likeliest).double().mean())
     change = rounded.perplexity / plain.perplexity - 1
     return "\n".join(
         [
             f"{len(plain.surprise):,} positions",
-            f"perplexity  none {plain.perplexity:.4f}  {quantization} {rounded.perplexity:.4f}  ({change:+.2%})",
+            f"perplexity  none {plain.perplexity:.4f}  {name} {rounded.perplexity:.4f}  ({change:+.2%})",
             f"same likeliest token  {same:.2%}",
         ]
     )
