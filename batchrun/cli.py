@@ -14,6 +14,7 @@ import click
 
 from batchrun.cli_signals import interrupt_once
 from batchrun.errors import BatchrunError, Interrupted, UsageError
+from batchrun.exit import Exit
 from batchrun.nearest import nearest
 from batchrun.observe.printable import one_line
 
@@ -118,4 +119,9 @@ def main() -> None:
     # The libraries make a million objects that stay; looking through them again and again takes over half a second.
     gc.set_threshold(100_000)
     signal.signal(signal.SIGINT, interrupt_once)
-    batchrun(prog_name="batchrun")
+    leaving = Exit()
+    try:
+        batchrun(prog_name="batchrun")
+    except SystemExit as ending:
+        leaving.code = ending.code if isinstance(ending.code, int) else 1
+        raise

@@ -35,7 +35,7 @@ ROOMS = {
     ),
     "front": (
         "cli cli_cancel cli_export cli_list cli_lm_eval cli_options cli_presets cli_report cli_retry "
-        "cli_run cli_signals cli_status cli_text cli_tune __main__ __init__"
+        "cli_run cli_signals cli_status cli_text cli_tune exit __main__ __init__"
     ),
 }
 MAY_IMPORT = {

@@ -1,0 +1,43 @@
+"""How the program ends: with its code, after what others have to do at the end, and without a search for garbage."""
+
+import subprocess
+import sys
+
+_BEGIN = """
+import atexit, sys, threading, time
+from batchrun.exit import Exit
+leaving = Exit()
+"""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", _BEGIN + program], capture_output=True, text=True)
+
+
+def test_the_code_and_what_was_written() -> None:
+    ended = run("leaving.code = 75; sys.stdout.write('half a line'); sys.exit(75)")
+    assert (ended.returncode, ended.stdout) == (75, "half a line")
+
+
+def test_a_traceback_is_an_error() -> None:
+    ended = run("raise ValueError('unforeseen')")
+    assert ended.returncode == 1
+    assert "ValueError: unforeseen" in ended.stderr
+
+
+def test_what_libraries_do_at_the_end_is_done_before() -> None:
+    ended = run(
+        "leaving.code = 0; atexit.register(print, 'written')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('ended'))).start()"
+    )
+    assert (ended.returncode, ended.stdout) == (0, "ended\nwritten\n")
+
+
+def test_nothing_is_looked_through() -> None:
+    """Else it would be found that these two only have each other."""
+    cycle = (
+        "class Other:\n    def __del__(self): print('found')\n"
+        "a, b = Other(), Other(); a.other, b.other = b, a; del a, b\n"
+    )
+    assert run(cycle + "leaving.code = 0").stdout == ""
+    assert run(cycle + "atexit.unregister(leaving._leave)").stdout == "found\nfound\n"
