@@ -22,6 +22,9 @@
 /* Elements of a row-wise kernel that are not worth waking a thread for. */
 #define SMALL_ROWS (1L << 14)
 
+/* Keys, each written to a cache line of its own, that are not. */
+#define SMALL_WRITE (1L << 11)
+
 #define INLINE static inline __attribute__((always_inline))
 /* For a loop that needs all registers: what stands around it would take some. */
 #define NOINLINE static __attribute__((noinline))

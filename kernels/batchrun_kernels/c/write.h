@@ -13,7 +13,7 @@ INLINE struct NAME(slot) NAME(slot_of)(const struct written *a, long slot, long 
 /* Keys, turned where there are angles, and values into their slots; then slots are copied. */
 static void NAME(write)(const struct written *a)
 {
-#pragma omp parallel for if (a->tokens * a->kv_heads * a->key_dim > SMALL_ROWS)
+#pragma omp parallel for if (a->tokens * a->kv_heads * a->key_dim > SMALL_WRITE)
     for (long token = 0; token < a->tokens; token++)
         for (long head = 0; head < a->kv_heads; head++) {
             const struct NAME(slot) to = NAME(slot_of)(a, a->slots[token], head);
