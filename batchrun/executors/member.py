@@ -16,6 +16,7 @@ from typing import Protocol, TextIO
 import pyarrow as pa
 
 from batchrun import __version__
+from batchrun.checkpoint import cache_folder
 from batchrun.errors import BatchrunError, ModelUnavailable, UsageError
 from batchrun.executors import local
 from batchrun.executors.messages import (
@@ -43,6 +44,7 @@ from batchrun.stop import StopRequest
 from batchrun.store.counts import Counts
 from batchrun.tally import EngineReport, Tally
 from batchrun.tasks.task import make_task
+from batchrun.tune.profile import as_tuned, find
 from batchrun.worker import Pace, Worker
 
 # Waiting in the engine; few, since what waits here nobody else can take.
@@ -91,6 +93,7 @@ def _run(brief: Brief, channel: Channel, on_driver_gone: Callable[[], None]) -> 
     checkpoint = find_model(job)
     if checkpoint.spec.digest != brief.digest:
         raise ModelUnavailable(f"a worker finds another {checkpoint.spec.name}: the same files should be on every node")
+    job = as_tuned(job, find(cache_folder(), job, checkpoint.spec))
     tokenizer = tokenizer_of(job, checkpoint)
     place = local.Place(brief.device_index, brief.num_sharing)
     with closing(local.load(job, checkpoint, tokenizer, brief.plan, place)) as loaded:

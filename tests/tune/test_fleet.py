@@ -41,14 +41,14 @@ def of_tokens(job: EchoJob, rows: list[list[int]]) -> EchoJob:
 
 
 def run_s(fleet: Fleet) -> list[float]:
-    return [crew.time_s - fleet.load_s for crew in fleet.crews]
+    return [crew.time_s - crew.start_s for crew in fleet.crews]
 
 
 def test_one_worker_takes_what_the_plan_is_estimated_to_take(echo_job: MakeJob) -> None:
     job, options = echo_job(300), {"ignore_eos": True, "max_tokens": 40}
     expected = estimate(job.job(**options), planned(job, **options), PROFILE)
     (one,) = simulated(job, 1, **options).crews
-    assert one.time_s == pytest.approx(PROFILE.load_s + expected.run_s, rel=0.02)
+    assert one.time_s == pytest.approx(expected.start_s + expected.run_s, rel=0.02)
     assert (one.computed_tokens, one.imbalance, one.error) == (expected.computed_tokens, 1.0, 0.0)
 
 
@@ -113,11 +113,22 @@ def test_samples_are_within_the_error_that_is_stated(
         assert expected.computed_tokens == pytest.approx(exact.computed_tokens, rel=0.01)
 
 
-def test_every_worker_loads_and_is_paid_until_the_last_one_is_done(echo_job: MakeJob) -> None:
+def test_every_worker_is_paid_from_the_jobs_start_to_its_end(echo_job: MakeJob) -> None:
     fleet = simulated(echo_job(300), 2, 8, cost=3.5)
     for crew in fleet.crews:
         assert crew.cost == pytest.approx(crew.workers * crew.time_s / 3600 * 3.5)
-    assert fleet.load_s == PROFILE.load_s
+
+
+def test_one_engine_starts_in_the_jobs_process_and_several_in_their_own(echo_job: MakeJob) -> None:
+    fleet = simulated(echo_job(300), 1, 2, 8)
+    assert [crew.start_s for crew in fleet.crews] == [1.0 + 4.0, 1.0 + 6.0, 1.0 + 6.0]
+
+
+def test_a_profile_from_before_foretells_the_loading_and_says_so(echo_job: MakeJob) -> None:
+    old = PROFILE.model_copy(update={"start": None})
+    fleet = simulated(echo_job(300), 1, 2, profile=old)
+    assert [crew.start_s for crew in fleet.crews] == [4.0, 4.0]
+    assert fleet.label == f"{PROFILE.label}, but not what starts a job: tune again"
 
 
 def test_more_workers_than_rows_do_no_harm(echo_job: MakeJob) -> None:
@@ -130,7 +141,7 @@ def test_more_workers_than_rows_do_no_harm(echo_job: MakeJob) -> None:
 def test_a_plan_without_rows_takes_no_time(echo_job: MakeJob, monkeypatch: pytest.MonkeyPatch, most_work: int) -> None:
     monkeypatch.setattr(subject, "_MOST_WORK", most_work)
     fleet = simulated(echo_job(3), 2, max_model_len=2, cost=1.0)
-    assert fleet.crews == (Crew(2, 4.0, pytest.approx(8 / 3600), 0.0, 0, 1.0, 0.0),)
+    assert fleet.crews == (Crew(2, 7.0, 7.0, pytest.approx(14 / 3600), 0.0, 0, 1.0, 0.0),)
 
 
 def test_the_same_plan_gives_the_same_fleet(echo_job: MakeJob) -> None:
