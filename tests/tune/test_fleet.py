@@ -10,11 +10,13 @@ import pytest
 
 from batchrun import planning
 from batchrun.engine.step_time import TERMS, StepTimes
+from batchrun.leases import Leases
 from batchrun.plan.plan import Plan
 from batchrun.stop import StopRequest
 from batchrun.tune import fleet as subject
-from batchrun.tune import hands
 from batchrun.tune.fleet import Crew, Fleet, simulate
+from batchrun.tune.hands import EngineHand, work
+from batchrun.tune.imagined import ExpectedRows
 from batchrun.tune.simulation import estimate
 from tests.run.conftest import EchoJob, ignore
 from tests.tune.profiles import make_profile
@@ -57,7 +59,7 @@ def test_workers_on_independent_rows_take_their_share_of_the_time(echo_job: Make
     job = of_tokens(echo_job(1), [[3 + row % 250, 3 + row // 250, *range(3, 53)] for row in range(800)])
     fleet = simulated(job, 1, 2, 3, 5, profile=BY_TOKENS, max_tokens=9, prefix_caching="off")
     (alone, *shared), (one, *_) = run_s(fleet), fleet.crews
-    leased_s = 0.01 * (hands._ROWS_AHEAD + hands._ROWS_OF_A_LEASE) * (52 + 8)
+    leased_s = 0.01 * (64 + 32) * (52 + 8)
     assert alone == pytest.approx(0.01 * 800 * (52 + 8))
     assert [num * time_s for num, time_s in zip((2, 3, 5), shared, strict=True)] == pytest.approx(
         [alone] * 3, abs=leased_s
@@ -111,6 +113,21 @@ def test_samples_are_within_the_error_that_is_stated(
         assert expected.time_s == pytest.approx(exact.time_s, rel=expected.error)
         assert expected.hit_rate == pytest.approx(exact.hit_rate, abs=0.01)
         assert expected.computed_tokens == pytest.approx(exact.computed_tokens, rel=0.01)
+
+
+def test_a_worker_that_comes_late_finds_rows_that_nobody_hoards(echo_job: MakeJob) -> None:
+    """What two workers have not begun with goes to the one that has room: neither ends long after the other."""
+    job = of_tokens(echo_job(1), [[3 + row, *range(3, 53)] for row in range(96)])
+    options = {"max_tokens": 40, "ignore_eos": True, "prefix_caching": "off", "max_num_seqs": 8}
+    plan = planned(job, **options)
+    rows = ExpectedRows(job.job(**options).sampling, plan.summary.longest_len)
+    requests = list(rows.requests(plan, np.arange(96)))
+    crew = [EngineHand(job.job(**options), plan.summary, BY_TOKENS, requests) for _ in range(2)]
+    crew[0]._runner.now_s = late_s = 20.0
+    work(crew, Leases(np.zeros(96, dtype=np.int32), np.full(96, 90), 2))
+    alone_s = 96 * 0.01 * (51 + 39)
+    assert crew[0].now_s == pytest.approx(crew[1].now_s, abs=8 * 0.01 * (51 + 39))
+    assert crew[0].now_s == pytest.approx((alone_s + late_s) / 2, abs=8 * 0.01 * (51 + 39))
 
 
 def test_every_worker_is_paid_from_the_jobs_start_to_its_end(echo_job: MakeJob) -> None:
