@@ -1,6 +1,6 @@
 """A plan, and the end of a job, as text: aligned blocks, nothing in them that a terminal would obey."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +148,7 @@ def _time(estimate: "Estimate | None") -> str:
     return joined(
         about,
         f"{estimate.steps:,} steps",
-        f"{duration(estimate.load_s)} to load",
+        f"{duration(estimate.start_s)} to start and publish",
         one_line(f"by what was measured {estimate.label}"),
     )
 
@@ -167,10 +167,16 @@ def _crews(fleet: "Fleet") -> str:
     if not has_cost:
         lines = [line[:15] + line[26:] for line in lines]
     outputs = "" if fleet.are_lengths_known else "outputs half as long as allowed"
-    loading = f"{short_duration(fleet.load_s)} of each to load" if fleet.load_s else "without loading"
-    off = [f"{error:.0%}" for error in sorted({round(crew.error, 2) for crew in fleet.crews})]
-    sampled = f"by {fleet.num_simulated:,} rows, within {off[0]}" + (f" to {off[-1]}" if off[1:] else "")
-    return "\n".join([*lines, joined(one_line(fleet.label), loading, outputs, sampled if fleet.is_sampled else "")])
+    starts = [short_duration(seconds) for seconds in sorted({crew.start_s for crew in fleet.crews})]
+    starting = f"{_range(starts)} of it to start and publish" if fleet.crews[0].start_s else "without starting"
+    off = _range([f"{error:.0%}" for error in sorted({round(crew.error, 2) for crew in fleet.crews})])
+    sampled = f"by {fleet.num_simulated:,} rows, within {off}" if fleet.is_sampled else ""
+    return "\n".join([*lines, joined(one_line(fleet.label), starting, outputs, sampled)])
+
+
+def _range(ascending: Sequence[str]) -> str:
+    """4.2s, or 4.2s to 7s."""
+    return " to ".join(dict.fromkeys([ascending[0], ascending[-1]]))
 
 
 def _sample(summary: "PlanSummary") -> str:

@@ -5,7 +5,8 @@ processes, clocks, files or models.
 
 Each worker has a *stretch* of the plan, of which it is leased the next few rows whenever it has room. One that has
 used its stretch up takes a stretch that nobody has, or else the farther half of the largest one, cut where little is
-shared. What a worker that leaves has not finished is a stretch that nobody has.
+shared. What a worker that leaves has not finished is a stretch that nobody has. The less is left, the less a worker is
+leased at a time, and the fewer rows may wait with it: what it has, nobody can take from it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,28 @@ _NONE: Places = np.empty(0, dtype=np.int64)
 # A cut is looked for so far before and behind the place of equal work, as a share of the part cut off: the farther, the
 # less is shared at the best place, and the sooner one side has to take from the other again.
 _SLACK = 0.5
+# As long as much is left: waiting with a worker when it is leased more, and so many at a time. Fewer at a time than a
+# step admits would leave a batch that fills waiting.
+_MOST_AHEAD, _MOST_LEASED, _LEAST_LEASED = 64, 32, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """How many rows a worker is leased at a time, at most, and how many may wait with it when it is leased more."""
+
+    num_rows: int
+    num_ahead: int
+
+    @classmethod
+    def of(cls, num_open: int, num_workers: int) -> "Portion":
+        """Of a plan of which so many rows are leased to nobody."""
+        if num_workers == 1:  # nobody would take anything from it
+            return cls(_MOST_LEASED, _MOST_AHEAD)
+        share = -(-num_open // num_workers)
+        return cls(
+            num_rows=max(_LEAST_LEASED, min(_MOST_LEASED, share // 2)),
+            num_ahead=max(1, min(_MOST_AHEAD, share // 2)),
+        )
 
 
 @dataclass(slots=True)
@@ -57,6 +80,12 @@ class Leases:
     def num_left(self) -> int:
         """Rows that are not finished."""
         return self._num_left
+
+    @property
+    def num_open(self) -> int:
+        """Rows that were leased to nobody yet."""
+        stretches = [*self._free, *(share.stretch for share in self._shares.values())]
+        return sum(map(len, stretches))
 
     @property
     def workers(self) -> tuple[int, ...]:

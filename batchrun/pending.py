@@ -68,6 +68,8 @@ class PendingUnit:
 class PendingRows:
     """All pending rows for one worker, in plan order; suspects behind the others."""
 
+    num_ahead = 512  # waiting in the engine, so that it can look past a row that does not fit
+
     def __init__(self, plan: Plan, store: Store) -> None:
         self._partial = store.load_partial()
         self._suspects = store.load_suspects()

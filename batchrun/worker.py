@@ -26,7 +26,6 @@ from batchrun.tasks.generate import PlannedRow, failed
 from batchrun.tasks.task import Task
 from batchrun.watchdog import Watchdog
 
-ROWS_AHEAD = 512  # waiting in the engine, so that it can look past a row that does not fit
 _PROGRESS_EVERY_S = 0.5
 _MOST_GIVEN_UP = 2  # processes that ended while a row ran: it is not run again
 
@@ -37,6 +36,11 @@ class Rows(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether there will be no more."""
+        ...
+
+    @property
+    def num_ahead(self) -> int:
+        """How many are to wait in the engine, at least one."""
         ...
 
     def next(self) -> LeasedRow | None:
@@ -75,13 +79,12 @@ class Keeper(Protocol):
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How often to hand in answers, how long rows may go on once somebody asks to stop, and a step before the process
-    is given up (0: for ever); seconds. `rows_ahead` wait in the engine.
+    is given up (0: for ever); seconds.
     """
 
     checkpoint_every_s: float
     drain_timeout_s: float
     step_timeout_s: float = 0.0
-    rows_ahead: int = ROWS_AHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,7 @@ class Worker:
 
     def _feed(self, rows: Rows) -> None:
         """Keeps rows waiting in the engine."""
-        while self._engine.num_waiting < self._pace.rows_ahead:
+        while self._engine.num_waiting < rows.num_ahead:
             leased, self._next = self._next or rows.next(), None
             if leased is None:
                 return

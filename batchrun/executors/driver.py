@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TextIO
 
-import numpy as np
-
 from batchrun.errors import BatchrunError, EngineFailed
 from batchrun.executors.answers import Answers
 from batchrun.executors.handout import Handout
@@ -35,7 +33,8 @@ from batchrun.executors.messages import (
     Wants,
     Working,
 )
-from batchrun.leases import Leases, Places
+from batchrun.executors.suspicion import Suspicion
+from batchrun.leases import Leases, Places, Portion
 from batchrun.ledger import Ledger
 from batchrun.observe.events import Observe
 from batchrun.pending import pending_units
@@ -78,9 +77,8 @@ class _Member:
     """A worker as the driver knows it; `held` are the places of the rows that it has, by row_idx."""
 
     is_ready: bool = False
-    num_wanted: int = 0
+    wants_rows: bool = False
     held: dict[int, int] = field(default_factory=dict)
-    suspect: int | None = None  # the place of one that it was given alone
 
 
 class Driver:
@@ -104,11 +102,9 @@ class Driver:
         self._clock = clock
         self._checkpoint_every_s, self._drain_timeout_s = job.checkpoint_every, job.drain_timeout
         self._handout = Handout(job, list(pending_units(plan, store)))
-        self._num_given_up = store.load_suspects()
-        places = map(self._handout.place_of, self._num_given_up)
-        self._suspects = deque(sorted(place for place in places if place is not None))
+        self._suspicion = Suspicion(store.load_suspects(), self._handout.place_of)
         self._num_workers = min(num_workers, len(self._handout.row_idx))
-        self._leases = Leases(self._handout.shared_len, self._handout.work, self._num_workers, self._suspects)
+        self._leases = Leases(self._handout.shared_len, self._handout.work, self._num_workers, self._suspicion.waiting)
         self._tally = Tally(job, plan.summary, store.counts(), job.abort_after)
         self._ledger = Ledger(store, observe, self._tally, clock)
         self._answers = Answers(self._ledger, self._tally, f"{job.output_prefix}error")
@@ -150,8 +146,7 @@ class Driver:
 
     @property
     def _is_done(self) -> bool:
-        has_suspects = self._suspects or any(member.suspect is not None for member in self._members.values())
-        return not (self._leases.num_left or has_suspects)
+        return not self._leases.num_left and self._suspicion.is_over
 
     def _work(self) -> None:
         committed = shown = self._clock()
@@ -225,7 +220,7 @@ class Driver:
                 self._leases.join(worker)
                 self._begin(worker, message)
             case Wants():
-                member.num_wanted = message.num_rows
+                member.wants_rows = True
             case Answered():
                 self._take(worker, message)
             case Unfinished():
@@ -274,28 +269,27 @@ class Driver:
     def _serve(self) -> None:
         """Leases rows to whoever has room."""
         for worker, member in self._members.items():
-            if not member.num_wanted or member.suspect is not None:
+            if not member.wants_rows or self._suspicion.is_with(worker):
                 continue
-            places = self._leases.take(worker, member.num_wanted)
-            if not len(places) and not member.held and self._suspects:
-                member.suspect = self._suspects.popleft()
-                places = np.array([member.suspect])
+            portion = Portion.of(self._leases.num_open, self._num_workers)
+            places = self._leases.take(worker, portion.num_rows)
+            if not len(places) and not member.held:
+                places = self._suspicion.take(worker)
             if len(places):
-                self._lease(worker, member, places)
+                self._lease(worker, member, places, portion.num_ahead)
 
-    def _lease(self, worker: int, member: _Member, places: Places) -> None:
-        member.num_wanted = 0
+    def _lease(self, worker: int, member: _Member, places: Places, num_ahead: int) -> None:
+        member.wants_rows = False
         member.held |= zip(self._handout.row_idx[places].tolist(), places.tolist(), strict=True)
-        self._fleet.send(worker, self._handout.lease(places, self._answers.tokens, self._num_given_up))
+        self._fleet.send(
+            worker, self._handout.lease(places, num_ahead, self._answers.tokens, self._suspicion.num_given_up)
+        )
 
     def _take(self, worker: int, answered: Answered) -> None:
         """Answers of rows that the worker holds, to be committed when it is time."""
         member = self._members[worker]
         places = [member.held.pop(row) for row in answered.rows]
-        if member.suspect in places:
-            places.remove(member.suspect)
-            member.suspect = None
-        self._leases.finish(worker, places)
+        self._leases.finish(worker, self._suspicion.acquit(worker, places))
         self._answers.take(answered)
         self._num_lost = 0
 
@@ -304,16 +298,12 @@ class Driver:
             file.write(stuck.dump)
 
         self._ledger.give_up(stuck.rows, stuck.timeout_s, dump)
-        self._remember(stuck.rows)
+        self._suspicion.blame(stuck.rows)
 
     def _suspect(self, rows: Iterable[int]) -> None:
         if rows := tuple(rows):
             self._ledger.suspect(rows)
-            self._remember(rows)
-
-    def _remember(self, rows: Iterable[int]) -> None:
-        for row in rows:
-            self._num_given_up[row] = self._num_given_up.get(row, 0) + 1
+            self._suspicion.blame(rows)
 
     def _lose(self, worker: int, suspects: Iterable[int], reason: str) -> None:
         """The worker is gone: others run what it had, `suspects` last and alone, and another takes its place.
@@ -342,11 +332,8 @@ class Driver:
             self._past_reports.append(self._reports.pop(worker))
         if not member.is_ready:
             return
-        kept = {member.held[row] for row in suspects if row in member.held}
-        if member.suspect is not None:
-            kept.add(member.suspect)
-        self._leases.leave(worker, kept - {member.suspect})
-        self._suspects.extend(sorted(kept))
+        places = [member.held[row] for row in suspects if row in member.held]
+        self._leases.leave(worker, self._suspicion.leave(worker, places))
 
     def _report(self) -> EngineReport:
         return merged(self._reports.values(), self._past_reports)

@@ -36,7 +36,11 @@ class Handout:
         return int(found[0]) if len(found) else None
 
     def lease(
-        self, places: Places, output_ids: Mapping[int, tuple[int, ...]], num_given_up: Mapping[int, int]
+        self,
+        places: Places,
+        num_ahead: int,
+        output_ids: Mapping[int, tuple[int, ...]],
+        num_given_up: Mapping[int, int],
     ) -> Lease:
         """The rows at these places, with what is known of some rows by their numbers."""
         unit_of = np.searchsorted(self._starts, places, side="right") - 1
@@ -49,6 +53,7 @@ class Handout:
         rows = self.row_idx[places].tolist()
         return Lease(
             tuple(units),
+            num_ahead,
             {row: output_ids[row] for row in rows if row in output_ids},
             {row: num_given_up[row] for row in rows if row in num_given_up},
         )

@@ -16,6 +16,7 @@ from typing import Protocol, TextIO
 import pyarrow as pa
 
 from batchrun import __version__
+from batchrun.checkpoint import cache_folder
 from batchrun.errors import BatchrunError, ModelUnavailable, UsageError
 from batchrun.executors import local
 from batchrun.executors.messages import (
@@ -43,11 +44,9 @@ from batchrun.stop import StopRequest
 from batchrun.store.counts import Counts
 from batchrun.tally import EngineReport, Tally
 from batchrun.tasks.task import make_task
+from batchrun.tune.profile import as_tuned, find
 from batchrun.worker import Pace, Worker
 
-# Waiting in the engine; few, since what waits here nobody else can take.
-_ROWS_AHEAD = 64
-_ROWS_OF_A_LEASE = 32
 # How often answers and tokens are handed in; what is not is lost with the worker.
 _HAND_IN_EVERY_S = 2.0
 # The driver ends a stuck worker as soon as it hears of it.
@@ -91,13 +90,14 @@ def _run(brief: Brief, channel: Channel, on_driver_gone: Callable[[], None]) -> 
     checkpoint = find_model(job)
     if checkpoint.spec.digest != brief.digest:
         raise ModelUnavailable(f"a worker finds another {checkpoint.spec.name}: the same files should be on every node")
+    job = as_tuned(job, find(cache_folder(), job, checkpoint.spec))
     tokenizer = tokenizer_of(job, checkpoint)
     place = local.Place(brief.device_index, brief.num_sharing)
     with closing(local.load(job, checkpoint, tokenizer, brief.plan, place)) as loaded:
         task = make_task(job, tokenizer, checkpoint.spec, shares_prefixes=loaded.began.shares_prefixes)
         tally = Tally(job, brief.plan, Counts(), abort_after=None)
         hand_in_every_s = min(job.checkpoint_every, _HAND_IN_EVERY_S)
-        pace = Pace(hand_in_every_s, job.drain_timeout, job.step_timeout, _ROWS_AHEAD)
+        pace = Pace(hand_in_every_s, job.drain_timeout, job.step_timeout)
         worker = Worker(loaded.engine, task, Courier(channel), tally, stop, pace)
         channel.send(Ready(loaded.began))
         worker.run(rows)
@@ -113,6 +113,7 @@ class Leased:
         self._inbox: SimpleQueue[ToWorker] = SimpleQueue()
         self._rows: deque[LeasedRow] = deque()
         self._has_asked = False
+        self.num_ahead = 1
         self.is_over = False
         threading.Thread(target=self._listen, name="driver", daemon=True).start()
 
@@ -123,7 +124,7 @@ class Leased:
         following = self._rows.popleft() if self._rows else None
         if not self._rows and not self._has_asked and not self.is_over:
             self._has_asked = True
-            self._channel.send(Wants(_ROWS_OF_A_LEASE))
+            self._channel.send(Wants())
         return following
 
     def wait(self) -> None:
@@ -133,7 +134,7 @@ class Leased:
     def _take(self, message: ToWorker) -> None:
         match message:
             case Lease():
-                self._has_asked = False
+                self._has_asked, self.num_ahead = False, message.num_ahead
                 for leased in message.units:
                     rows = unpacked(leased.rows)
                     self._rows.extend(leased_rows(leased.unit, rows, message.output_ids, message.num_given_up))

@@ -42,9 +42,13 @@ class LeasedUnit:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Rows to run, in this order; behind what some of them have generated, and how many processes ended with them."""
+    """Rows to run, in this order; behind what some of them have generated, and how many processes ended with them.
+
+    The worker asks for more when fewer than `num_ahead` wait in its engine.
+    """
 
     units: tuple[LeasedUnit, ...]
+    num_ahead: int
     output_ids: dict[int, tuple[int, ...]] = field(default_factory=dict)
     num_given_up: dict[int, int] = field(default_factory=dict)
 
@@ -70,9 +74,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """The worker has room for so many more rows; says so once, until it gets some."""
-
-    num_rows: int
+    """The worker has room for more rows; says so once, until it gets some."""
 
 
 @dataclass(frozen=True, slots=True)

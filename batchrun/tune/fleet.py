@@ -33,7 +33,8 @@ _PACE_ERROR, _FEW_ROWS_ERROR = 0.05, 0.3
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """What a plan takes so many workers. `time_s` includes each one's load; `cost` is None without a price.
+    """What a plan takes so many workers. `time_s` is from the job's command, its plan being there, to its
+    result, of which `start_s` is beside the engines; `cost` is None without a price.
 
     `hit_rate` is the share of the prompt tokens that are in a worker's pool already, `imbalance` the longest worker's
     time in the engine over the mean. `error` is what the time may be off because rows were sampled, as a share of it.
@@ -41,6 +42,7 @@ class Crew:
 
     workers: int
     time_s: float
+    start_s: float
     cost: float | None
     hit_rate: float
     computed_tokens: int
@@ -53,7 +55,6 @@ class Fleet:
     """Crews of several sizes, for the same plan, by so many rows of it that were simulated."""
 
     label: str  # of the device
-    load_s: float
     are_lengths_known: bool
     is_sampled: bool
     num_simulated: int
@@ -72,10 +73,12 @@ def simulate(job: "Job", plan: "Plan", device: Device, workers: Sequence[int], c
 
     def crew(num: int) -> Crew:
         shift = simulated.shift(num)
-        time_s = device.load_s + shift.longest_s
+        start_s = device.start_s(num)
+        time_s = start_s + shift.longest_s
         return Crew(
             workers=num,
             time_s=time_s,
+            start_s=start_s,
             cost=None if cost_per_hour is None else num * time_s / 3600 * cost_per_hour,
             hit_rate=shift.cached_tokens / prompt_tokens,
             computed_tokens=shift.computed_tokens,
@@ -85,7 +88,6 @@ def simulate(job: "Job", plan: "Plan", device: Device, workers: Sequence[int], c
 
     return Fleet(
         label=device.label,
-        load_s=device.load_s,
         are_lengths_known=simulated.are_lengths_known,
         is_sampled=not is_small,
         num_simulated=simulated.num_rows,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchrun.engine.request import Request
-from batchrun.leases import Leases
+from batchrun.leases import Leases, Portion
 from batchrun.tune.imagined import Device, Imagined, make_engine
 from batchrun.tune.pace import Pace
 from batchrun.tune.slices import Slices
@@ -23,10 +23,6 @@ from batchrun.tune.slices import Slices
 if TYPE_CHECKING:
     from batchrun.job import Job
     from batchrun.plan.plan import PlanSummary
-
-# As workers have them: so many may wait in an engine when it asks for more, and so many it is leased at a time.
-_ROWS_AHEAD = 64
-_ROWS_OF_A_LEASE = 32
 
 
 class Hand(Protocol):
@@ -37,14 +33,18 @@ class Hand(Protocol):
         """Its clock, in seconds."""
 
     @property
-    def room(self) -> int:
-        """How much it would ask for now: rows, or slices of them."""
+    def rows_a_place(self) -> int:
+        """Of the plan: 1, or as many as a slice has."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it would ask for more now."""
 
     @property
     def has_work(self) -> bool: ...
 
-    def give(self, places: NDArray[np.int64]) -> None:
-        """Leases it what is at these places."""
+    def give(self, places: NDArray[np.int64], num_ahead: int) -> None:
+        """Leases it what is at these places; it has room again when so many rows wait."""
 
     def advance(self, *, is_last: bool) -> None:
         """Lets its clock go on, to where it may have room; `is_last`: it will be given nothing any more."""
@@ -87,11 +87,12 @@ def work(hands: Sequence[Hand], leases: Leases) -> Shift:
     while behind:
         number = behind[0][1]
         hand = hands[number]
-        if hand.room and not is_last[number]:
-            places = leases.take(number, hand.room)
+        if hand.has_room and not is_last[number]:
+            portion = Portion.of(leases.num_open * hand.rows_a_place, len(hands))
+            places = leases.take(number, -(-portion.num_rows // hand.rows_a_place))
             leases.finish(number, places.tolist())
             is_last[number] = not len(places)
-            hand.give(places)
+            hand.give(places, portion.num_ahead)
         if hand.has_work:
             hand.advance(is_last=is_last[number])
             heapreplace(behind, (hand.now_s, number))
@@ -107,10 +108,13 @@ def work(hands: Sequence[Hand], leases: Leases) -> Shift:
 class EngineHand:
     """A worker with a whole engine; `rows` are all of the plan, in its order."""
 
+    rows_a_place = 1
+
     def __init__(self, job: "Job", summary: "PlanSummary", device: Device, rows: Sequence[Request]) -> None:
         self._rows = rows
         self._runner = Imagined(job, device, summary.longest_len)
         self._engine = make_engine(job, summary, self._runner)
+        self._num_ahead = 1
 
     @property
     def now_s(self) -> float:
@@ -125,14 +129,15 @@ class EngineHand:
         return self._engine.statistics().counters.computed_tokens
 
     @property
-    def room(self) -> int:
-        return _ROWS_OF_A_LEASE if self._engine.num_waiting <= _ROWS_AHEAD else 0
+    def has_room(self) -> bool:
+        return self._engine.num_waiting < self._num_ahead
 
     @property
     def has_work(self) -> bool:
         return self._engine.has_work
 
-    def give(self, places: NDArray[np.int64]) -> None:
+    def give(self, places: NDArray[np.int64], num_ahead: int) -> None:
+        self._num_ahead = num_ahead
         for place in places.tolist():
             self._engine.add(self._rows[place])
 
@@ -149,25 +154,24 @@ class PacedHand:
         self._slices = slices
         self._pace = pace
         self._shares_prefixes = shares_prefixes
-        rows_a_slice = int(slices.num_rows[0])
-        self._most = -(-_ROWS_OF_A_LEASE // rows_a_slice)
-        # It has room again when so much of it is left: what waits, and half of what runs.
-        prompt, output = (float(work.mean()) / rows_a_slice for work in (slices.prompt_work, slices.output_work))
-        self._lead_s = pace.of((_ROWS_AHEAD + pace.batch / 2) * (prompt + output))
-        self._ahead_tokens = _ROWS_AHEAD * prompt
+        self.rows_a_place = int(slices.num_rows[0])
+        # Tokens of a row.
+        self._prompt, self._output = (
+            float(work.mean()) / self.rows_a_place for work in (slices.prompt_work, slices.output_work)
+        )
         self._last: int | None = None  # slice it was given
         self._began_s = self._ends_s = self._asks_s = 0.0
         self._tokens = self._prompt_tokens = 0  # since it began, without a pause
 
     @property
-    def room(self) -> int:
-        return self._most if self.now_s >= self._asks_s else 0
+    def has_room(self) -> bool:
+        return self.now_s >= self._asks_s
 
     @property
     def has_work(self) -> bool:
         return self.now_s < self._ends_s
 
-    def give(self, places: NDArray[np.int64]) -> None:
+    def give(self, places: NDArray[np.int64], num_ahead: int) -> None:
         if not len(places):
             return
         slices = self._slices
@@ -184,8 +188,10 @@ class PacedHand:
         longest_s = int(slices.longest_output[places].max()) * self._pace.lone_s
         self._ends_s = max(self._ends_s, self._began_s + self._pace.of(self._tokens), self.now_s + longest_s)
         # A lease a step at most, and so many rows wait that are computed one after the other.
-        waiting_s = self._pace.steady_s * max(0.0, self._prompt_tokens - self._ahead_tokens)
-        asks_s = max(self._ends_s - self._lead_s, self._began_s + waiting_s, self.now_s + self._pace.step_s)
+        waiting_s = self._pace.steady_s * max(0.0, self._prompt_tokens - num_ahead * self._prompt)
+        # What waits is left then, and half of what runs.
+        lead_s = self._pace.of((num_ahead + self._pace.batch / 2) * (self._prompt + self._output))
+        asks_s = max(self._ends_s - lead_s, self._began_s + waiting_s, self.now_s + self._pace.step_s)
         self._asks_s = min(asks_s, self._ends_s)
         self._last = int(places[-1])
 

@@ -47,9 +47,9 @@ class Device(Protocol):
     @property
     def pool(self) -> Pool: ...
 
-    @property
-    def load_s(self) -> float:
-        """From a job's plan to its first step."""
+    def start_s(self, num_workers: int) -> float:
+        """What a job of so many workers takes beside its engines: from its command, with the plan there, to the first
+        step, and from the last one to the result."""
 
     @property
     def max_num_seqs(self) -> int:

@@ -70,12 +70,23 @@ class Pool(_Facts):
     kv_bytes_per_token: PositiveInt
 
 
+class Start(_Facts):
+    """What a job takes beside its engines, in seconds, its plan being there.
+
+    `job_s` is all of it but what loads a model: from the command to its first row, and from the last one to the result.
+    `worker_s` is a worker's, from the start of its process to its first step.
+    """
+
+    job_s: NonNegativeFloat
+    worker_s: NonNegativeFloat
+
+
 class Profile(_Facts):
     """Rates, step times and the choice made from them. Times are in seconds.
 
     `flops_per_s` and `bytes_per_s` are the device's peaks: F and B. `median_error` and `worst_error` say how far the
-    step times are off for the steps that they were learned from, as a share of 1. `load_s` is the time from a job's
-    plan to its first step.
+    step times are off for the steps that they were learned from, as a share of 1. `load_s` is the time that a
+    running process takes to load all that its engine needs. `start` is None in profiles from before it was measured.
     """
 
     format: Literal[1] = 1
@@ -96,6 +107,7 @@ class Profile(_Facts):
     worst_error: float
     pool: Pool
     load_s: float
+    start: Start | None = None
     alpha: float
     beta: float
     max_num_seqs: PositiveInt
@@ -107,7 +119,15 @@ class Profile(_Facts):
 
     @property
     def label(self) -> str:
-        return f"{self.measured_at:%Y-%m-%d} on {self.device}, {self.dtype}"
+        untimed = "" if self.start else ", but not what starts a job: tune again"
+        return f"{self.measured_at:%Y-%m-%d} on {self.device}, {self.dtype}{untimed}"
+
+    def start_s(self, num_workers: int) -> float:
+        """What a job of so many workers takes beside its engines; of an old profile only the loading."""
+        if self.start is None:
+            return self.load_s
+        # One engine is in the job's own process, several are in workers.
+        return self.start.job_s + (self.load_s if num_workers == 1 else self.start.worker_s)
 
 
 def this_machine() -> Machine:

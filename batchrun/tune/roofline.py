@@ -52,7 +52,7 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Implements `Device`. How long the model takes to load is not known, and counts as nothing."""
+    """Implements `Device`. How long a job takes to start there is not known, and counts as nothing."""
 
     label: str
     times: StepTimes
@@ -60,7 +60,9 @@ class Roofline:
     pool: Pool
     max_num_seqs: int
     max_num_batched_tokens: int
-    load_s: float = 0.0
+
+    def start_s(self, num_workers: int) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,13 @@ class Estimate:
     """What running a plan is expected to take, its outputs being of the expected length; times are in seconds.
 
     `at_most_s` is the time with every output as long as it may be: the same where `are_lengths_known`, because no
-    output can end before. `num_simulated` rows stand for all. `load_s` comes before.
+    output can end before. `num_simulated` rows stand for all. `start_s` is what one engine's job takes beside it,
+    from its command to its result.
     """
 
     run_s: float
     at_most_s: float
-    load_s: float
+    start_s: float
     are_lengths_known: bool
     steps: int
     computed_tokens: int
@@ -55,7 +56,7 @@ def estimate(job: "Job", plan: Plan, profile: Profile) -> Estimate:
     return Estimate(
         run_s=expected.scale * expected.run_s,
         at_most_s=longest.scale * longest.run_s,
-        load_s=profile.load_s,
+        start_s=profile.start_s(1),
         are_lengths_known=expected.are_lengths_known,
         steps=round(expected.scale * expected.num_steps),
         computed_tokens=round(expected.scale * expected.num_computed),

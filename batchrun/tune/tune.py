@@ -16,10 +16,12 @@ from batchrun.executors.local import Limits, build_runner, usual_limits
 from batchrun.job import Job
 from batchrun.model_spec import ModelSpec
 from batchrun.observe.events import Message, Observe
+from batchrun.opened import tokenizer_of
 from batchrun.tune.choice import Choice, TypicalRow, Weights, candidates, choose
 from batchrun.tune.measure import Measured, Meter
 from batchrun.tune.profile import Options, Pool, Profile, save, this_machine
 from batchrun.tune.shapes import Shape, grid
+from batchrun.tune.start import measure_start
 
 # The largest step measured, by whether it is a GPU.
 _LARGEST = {False: Limits(max_num_seqs=64, max_num_batched_tokens=1024), True: Limits(256, 8192)}
@@ -46,7 +48,7 @@ class _Rates:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A runner, the rates of its device, and the seconds that it took to load."""
+    """A runner, the rates of its device, and the seconds that all that an engine needs took to load."""
 
     rates: _Rates
     runner: Runner
@@ -71,7 +73,7 @@ def tune(
     observe: Observe,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tuned:
-    """Loads the job's model as the job would, measures it, and keeps a profile in the cache.
+    """Starts a job and a worker, loads the job's model as they would, measures it, and keeps a profile in the cache.
 
     Of the job only options of model and engine are read. Takes about a minute and a half, quick a quarter of that,
     beside the loading. The machine should do nothing else.
@@ -79,10 +81,13 @@ def tune(
     Raises:
         ModelUnavailable: the model cannot be loaded or served exactly, keeps states, or the device is not there.
         UsageError: the memory that is asked for is not there.
+        EngineFailed: a process to be timed ended before its time.
         StorageFailed: the cache cannot be written to.
     """
     if checkpoint.spec.has_states:
         raise ModelUnavailable(f"{checkpoint.spec.name} keeps states, and steps of such models are not measured yet")
+    # Before this process holds the memory that a worker needs.
+    start = measure_start(job, checkpoint, cache, clock)
     spec, loaded = checkpoint.spec, _load(job, checkpoint, clock)
     runner = loaded.runner
     meter = Meter(runner, spec.vocab_size, clock, observe)
@@ -108,6 +113,7 @@ def tune(
         worst_error=float(errors.max()),
         pool=_pool(runner),
         load_s=loaded.seconds,
+        start=start,
         **asdict(weights),
         **asdict(choice.best.limits),
     )
@@ -121,6 +127,7 @@ def _load(job: Job, checkpoint: Checkpoint, clock: Callable[[], float]) -> _Load
     import_s = clock() - began
     rates = _measure_rates(job)
     began = clock()
+    tokenizer_of(job, checkpoint)
     runner = build_runner(job, checkpoint)
     return _Loaded(rates, runner, import_s + clock() - began)
 

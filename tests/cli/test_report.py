@@ -37,7 +37,7 @@ SUMMARY = PlanSummary(
 ESTIMATE = Estimate(
     run_s=725.4,
     at_most_s=1210.0,
-    load_s=4.4,
+    start_s=4.4,
     are_lengths_known=False,
     steps=1240,
     computed_tokens=13700,
@@ -68,8 +68,8 @@ def test_plan_is_an_aligned_block(plan: Plan) -> None:
         "prefixes  save 3,000 (75.0%) · 1,000 to compute",
         "output    at most 25,600 tokens",
         "KV        22.5KiB a token · longest row 7.0MiB · peak 3.0GiB",
-        "time      about 12m05s with outputs half as long as allowed, 20m10s at most · 1,240 steps · 4s to load · "
-        "by what was measured 2026-11-30 on cpu, float32",
+        "time      about 12m05s with outputs half as long as allowed, 20m10s at most · 1,240 steps · "
+        "4s to start and publish · by what was measured 2026-11-30 on cpu, float32",
         "units     1 in /data/out.batchrun/plan",
         "sample    row 5",
         "          │ You are\\x1b]0;x\\x07 terse.",

@@ -16,13 +16,12 @@ from tests.cli.test_report import SUMMARY
 PLAN = Plan(Path("/data/out.batchrun/plan"), SUMMARY, ())
 FLEET = Fleet(
     label="2026-11-30 on cpu, float32",
-    load_s=4.2,
     are_lengths_known=True,
     is_sampled=False,
     num_simulated=100,
     crews=(
-        Crew(1, 12345.0, 8.573, 0.87345, 4_682_000, 1.0, 0.0),
-        Crew(64, 225.0, 10.0, 0.5, 11_000_000, 1.0849, 0.0),
+        Crew(1, 12345.0, 5.2, 8.573, 0.87345, 4_682_000, 1.0, 0.0),
+        Crew(64, 225.0, 7.14, 10.0, 0.5, 11_000_000, 1.0849, 0.0),
     ),
 )
 
@@ -98,17 +97,17 @@ def test_a_line_for_each_number_of_workers(planned: Library, run: Run) -> None:
         "workers              time       cost prefix hit        computed imbalance",
         "               1    3h25m       8.57      87.3%       4,682,000      1.00",
         "              64    3m45s      10.00      50.0%      11,000,000      1.08",
-        "          2026-11-30 on cpu, float32 · 4.2s of each to load",
+        "          2026-11-30 on cpu, float32 · 5.2s to 7.14s of it to start and publish",
     ]
     assert "\n".join(lines(FLEET)) in run("plan", "a", "-o", "out", "--simulate", "1,64").stdout
 
 
 def test_without_a_price_there_is_no_column_for_it() -> None:
-    free = replace(FLEET, load_s=0.0, crews=(replace(FLEET.crews[0], cost=None),))
+    free = replace(FLEET, crews=(replace(FLEET.crews[0], start_s=0.0, cost=None),))
     assert lines(free) == [
         "workers              time prefix hit        computed imbalance",
         "               1    3h25m      87.3%       4,682,000      1.00",
-        "          2026-11-30 on cpu, float32 · without loading",
+        "          2026-11-30 on cpu, float32 · without starting",
     ]
 
 
@@ -116,8 +115,8 @@ def test_what_a_sample_leaves_open_is_said() -> None:
     crews = tuple(replace(crew, error=error) for crew, error in zip(FLEET.crews, (0.052, 0.347), strict=True))
     sampled = replace(FLEET, is_sampled=True, num_simulated=3412, are_lengths_known=False, crews=crews)
     assert lines(sampled)[-1] == (
-        "          2026-11-30 on cpu, float32 · 4.2s of each to load · outputs half as long as allowed · "
-        "by 3,412 rows, within 5% to 35%"
+        "          2026-11-30 on cpu, float32 · 5.2s to 7.14s of it to start and publish · "
+        "outputs half as long as allowed · by 3,412 rows, within 5% to 35%"
     )
 
 
@@ -125,5 +124,5 @@ def test_json_has_the_same(planned: Library, run: Run) -> None:
     shown = json.loads(run("plan", "a", "-o", "out", "--simulate", "1,64", "--json").stdout)["fleet"]
     assert shown == asdict(FLEET) | {"crews": [asdict(crew) for crew in FLEET.crews]}
     assert list(shown["crews"][0]) == [
-        "workers", "time_s", "cost", "hit_rate", "computed_tokens", "imbalance", "error",
+        "workers", "time_s", "start_s", "cost", "hit_rate", "computed_tokens", "imbalance", "error",
     ]  # fmt: skip

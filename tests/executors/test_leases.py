@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchrun.leases import Leases
+from batchrun.leases import Leases, Portion
 
 MOST_ROWS = 60
 
@@ -166,6 +166,25 @@ def test_workers_that_go_at_one_pace_compute_hardly_any_prefix_twice(num_workers
                 last[worker] = place
             leases.finish(worker, places.tolist())
     assert hits >= 0.97 * shared.sum()
+
+
+def test_the_less_is_left_the_less_a_worker_is_leased_and_the_fewer_wait_with_it():
+    left = [10_000, 256, 128, 100, 30, 4, 1, 0]
+    portions = [Portion.of(num_open, 2) for num_open in left]
+    assert [portion.num_rows for portion in portions] == [32, 32, 32, 25, 8, 8, 8, 8]
+    assert [portion.num_ahead for portion in portions] == [64, 64, 32, 25, 7, 1, 1, 1]
+
+
+def test_a_worker_that_is_the_only_one_has_as_much_as_ever():
+    assert Portion.of(3, 1) == Portion.of(10_000, 1) == Portion(32, 64)
+
+
+@given(plans(), st.integers(1, 5))
+def test_open_rows_are_those_that_nobody_was_leased(leases, num_rows):
+    assert leases.num_open == leases.num_left
+    leases.join(0)
+    held = len(leases.take(0, num_rows))
+    assert leases.num_open == leases.num_left - held
 
 
 def test_no_rows_are_no_work():

@@ -93,7 +93,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_what_a_worker_ends_with_ends_the_job_and_all_workers(echo_job: Any, scripted: Any) -> None:
-    fleet = scripted([READY, Wants(8)], [GIVE_UP])
+    fleet = scripted([READY, Wants()], [GIVE_UP])
     with pytest.raises(ModelUnavailable, match="no such device here"):
         echo_job(20).submit(workers=2)
     assert {0, 1} <= {*fleet.ended}
@@ -110,9 +110,7 @@ def test_rows_of_a_failed_engine_go_last_and_alone(echo_job: Any, scripted: Any)
     """The other rows of the worker that is lost go on first, behind what they had generated."""
     job: EchoJob = echo_job(6)
     failed = Ended(EngineFailed("the device is lost", rows=(1, 3)))
-    fleet = scripted(
-        [READY, Wants(99), Unfinished({2: (7, 8)}), failed], [READY, Wants(2), Wants(99), Wants(9), GIVE_UP]
-    )
+    fleet = scripted([READY, Wants(), Unfinished({2: (7, 8)}), failed], [READY, Wants(), Wants(), Wants(), GIVE_UP])
     with pytest.raises(ModelUnavailable):
         job.submit(workers=1, executor="ray")
     assert sorted(fleet.leased(0)[0]) == [0, 1, 2, 3, 4, 5]
@@ -128,7 +126,7 @@ def test_rows_are_suspects_only_if_their_worker_crashed(
     echo_job: Any, scripted: Any, has_crashed: bool, blamed: dict[int, int]
 ) -> None:
     job: EchoJob = echo_job(3)
-    scripted([READY, Wants(9), Lost("it is gone", has_crashed)], [GIVE_UP])
+    scripted([READY, Wants(), Lost("it is gone", has_crashed)], [GIVE_UP])
     with pytest.raises(ModelUnavailable):
         job.submit(workers=1, executor="ray")
     assert suspects.load(Layout(job.out)) == blamed
@@ -151,7 +149,7 @@ def test_so_do_workers_none_of_which_can_be_started(echo_job: Any, scripted: Any
 def test_a_worker_that_cannot_be_started_is_done_without(echo_job: Any, scripted: Any, caplog: Any) -> None:
     """However long the other one takes, and whatever it answers meanwhile."""
     slow: list[FromWorker | Lost] = [Said(logging.DEBUG, "loading")] * 12
-    fleet = scripted([*slow, READY, Wants(1), GIVE_UP], *([Lost("it fell over", True)] for _ in range(20)))
+    fleet = scripted([*slow, READY, Wants(), GIVE_UP], *([Lost("it fell over", True)] for _ in range(20)))
     with pytest.raises(ModelUnavailable):
         echo_job(3).submit(workers=2)
     assert len(fleet.briefs) == 6
@@ -161,7 +159,7 @@ def test_a_worker_that_cannot_be_started_is_done_without(echo_job: Any, scripted
 
 def test_an_error_takes_in_what_other_workers_have_done(echo_job: Any, scripted: Any) -> None:
     job: EchoJob = echo_job(6)
-    scripted([READY, Wants(9), GIVE_UP], [READY, Said(logging.DEBUG, ""), Unfinished({2: (7, 8)}), Ended()])
+    scripted([READY, Wants(), GIVE_UP], [READY, Said(logging.DEBUG, ""), Unfinished({2: (7, 8)}), Ended()])
     with pytest.raises(ModelUnavailable):
         job.submit(workers=2)
     assert partial.load(Layout(job.out)) == {2: (7, 8)}
@@ -192,8 +190,8 @@ def test_a_lease_has_the_rows_of_its_places_over_all_units(echo_job: Any) -> Non
     parts = [PendingUnit(at, whole.table, *_columns(whole, places)) for at, places in enumerate(np.split(few, [9]))]
     handout = Handout(job, parts)
     assert handout.row_idx.tolist() == whole.row_idx[few].tolist()
-    lease = handout.lease(np.arange(7, 12), {int(whole.row_idx[few][8]): (1, 2)}, {})
-    assert [unit.unit for unit in lease.units] == [0, 1]
+    lease = handout.lease(np.arange(7, 12), 3, {int(whole.row_idx[few][8]): (1, 2)}, {})
+    assert ([unit.unit for unit in lease.units], lease.num_ahead) == ([0, 1], 3)
     rows = [row for unit in lease.units for row in leased_rows(unit.unit, unpacked(unit.rows), lease.output_ids, {})]
     assert [leased.row.row_idx for leased in rows] == whole.row_idx[few][7:12].tolist()
     assert [leased.row.shared_len for leased in rows] == whole.shared_len[few][7:12].tolist()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from batchrun.checkpoint import resolve
 from batchrun.engine.step_time import StepTimes
-from batchrun.tune.profile import Options, Pool, Profile, this_machine
+from batchrun.tune.profile import Options, Pool, Profile, Start, this_machine
 from tests.tune.devices import TIMES
 
 SPEC = resolve("echo", revision=None, cache=Path("none"), trust_remote_code=False).spec
@@ -39,6 +39,7 @@ def make_profile(
         worst_error=0.111,
         pool=Pool(is_gpu=False, pool_bytes=pool_bytes, kv_bytes_per_token=8),
         load_s=4.0,
+        start=Start(job_s=1.0, worker_s=6.0),
         alpha=1.0,
         beta=0.0,
         max_num_seqs=num_seqs,

@@ -10,11 +10,13 @@ import pytest
 
 from batchrun import planning
 from batchrun.engine.step_time import TERMS, StepTimes
+from batchrun.leases import Leases
 from batchrun.plan.plan import Plan
 from batchrun.stop import StopRequest
 from batchrun.tune import fleet as subject
-from batchrun.tune import hands
 from batchrun.tune.fleet import Crew, Fleet, simulate
+from batchrun.tune.hands import EngineHand, work
+from batchrun.tune.imagined import ExpectedRows
 from batchrun.tune.simulation import estimate
 from tests.run.conftest import EchoJob, ignore
 from tests.tune.profiles import make_profile
@@ -41,14 +43,14 @@ def of_tokens(job: EchoJob, rows: list[list[int]]) -> EchoJob:
 
 
 def run_s(fleet: Fleet) -> list[float]:
-    return [crew.time_s - fleet.load_s for crew in fleet.crews]
+    return [crew.time_s - crew.start_s for crew in fleet.crews]
 
 
 def test_one_worker_takes_what_the_plan_is_estimated_to_take(echo_job: MakeJob) -> None:
     job, options = echo_job(300), {"ignore_eos": True, "max_tokens": 40}
     expected = estimate(job.job(**options), planned(job, **options), PROFILE)
     (one,) = simulated(job, 1, **options).crews
-    assert one.time_s == pytest.approx(PROFILE.load_s + expected.run_s, rel=0.02)
+    assert one.time_s == pytest.approx(expected.start_s + expected.run_s, rel=0.02)
     assert (one.computed_tokens, one.imbalance, one.error) == (expected.computed_tokens, 1.0, 0.0)
 
 
@@ -57,7 +59,7 @@ def test_workers_on_independent_rows_take_their_share_of_the_time(echo_job: Make
     job = of_tokens(echo_job(1), [[3 + row % 250, 3 + row // 250, *range(3, 53)] for row in range(800)])
     fleet = simulated(job, 1, 2, 3, 5, profile=BY_TOKENS, max_tokens=9, prefix_caching="off")
     (alone, *shared), (one, *_) = run_s(fleet), fleet.crews
-    leased_s = 0.01 * (hands._ROWS_AHEAD + hands._ROWS_OF_A_LEASE) * (52 + 8)
+    leased_s = 0.01 * (64 + 32) * (52 + 8)
     assert alone == pytest.approx(0.01 * 800 * (52 + 8))
     assert [num * time_s for num, time_s in zip((2, 3, 5), shared, strict=True)] == pytest.approx(
         [alone] * 3, abs=leased_s
@@ -113,11 +115,37 @@ def test_samples_are_within_the_error_that_is_stated(
         assert expected.computed_tokens == pytest.approx(exact.computed_tokens, rel=0.01)
 
 
-def test_every_worker_loads_and_is_paid_until_the_last_one_is_done(echo_job: MakeJob) -> None:
+def test_a_worker_that_comes_late_finds_rows_that_nobody_hoards(echo_job: MakeJob) -> None:
+    """What two workers have not begun with goes to the one that has room: neither ends long after the other."""
+    job = of_tokens(echo_job(1), [[3 + row, *range(3, 53)] for row in range(96)])
+    options = {"max_tokens": 40, "ignore_eos": True, "prefix_caching": "off", "max_num_seqs": 8}
+    plan = planned(job, **options)
+    rows = ExpectedRows(job.job(**options).sampling, plan.summary.longest_len)
+    requests = list(rows.requests(plan, np.arange(96)))
+    crew = [EngineHand(job.job(**options), plan.summary, BY_TOKENS, requests) for _ in range(2)]
+    crew[0]._runner.now_s = late_s = 20.0
+    work(crew, Leases(np.zeros(96, dtype=np.int32), np.full(96, 90), 2))
+    alone_s = 96 * 0.01 * (51 + 39)
+    assert crew[0].now_s == pytest.approx(crew[1].now_s, abs=8 * 0.01 * (51 + 39))
+    assert crew[0].now_s == pytest.approx((alone_s + late_s) / 2, abs=8 * 0.01 * (51 + 39))
+
+
+def test_every_worker_is_paid_from_the_jobs_start_to_its_end(echo_job: MakeJob) -> None:
     fleet = simulated(echo_job(300), 2, 8, cost=3.5)
     for crew in fleet.crews:
         assert crew.cost == pytest.approx(crew.workers * crew.time_s / 3600 * 3.5)
-    assert fleet.load_s == PROFILE.load_s
+
+
+def test_one_engine_starts_in_the_jobs_process_and_several_in_their_own(echo_job: MakeJob) -> None:
+    fleet = simulated(echo_job(300), 1, 2, 8)
+    assert [crew.start_s for crew in fleet.crews] == [1.0 + 4.0, 1.0 + 6.0, 1.0 + 6.0]
+
+
+def test_a_profile_from_before_foretells_the_loading_and_says_so(echo_job: MakeJob) -> None:
+    old = PROFILE.model_copy(update={"start": None})
+    fleet = simulated(echo_job(300), 1, 2, profile=old)
+    assert [crew.start_s for crew in fleet.crews] == [4.0, 4.0]
+    assert fleet.label == f"{PROFILE.label}, but not what starts a job: tune again"
 
 
 def test_more_workers_than_rows_do_no_harm(echo_job: MakeJob) -> None:
@@ -130,7 +158,7 @@ def test_more_workers_than_rows_do_no_harm(echo_job: MakeJob) -> None:
 def test_a_plan_without_rows_takes_no_time(echo_job: MakeJob, monkeypatch: pytest.MonkeyPatch, most_work: int) -> None:
     monkeypatch.setattr(subject, "_MOST_WORK", most_work)
     fleet = simulated(echo_job(3), 2, max_model_len=2, cost=1.0)
-    assert fleet.crews == (Crew(2, 4.0, pytest.approx(8 / 3600), 0.0, 0, 1.0, 0.0),)
+    assert fleet.crews == (Crew(2, 7.0, 7.0, pytest.approx(14 / 3600), 0.0, 0, 1.0, 0.0),)
 
 
 def test_the_same_plan_gives_the_same_fleet(echo_job: MakeJob) -> None:

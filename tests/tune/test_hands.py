@@ -49,17 +49,17 @@ def test_all_slices_are_done_however_short_they_are(num: int, num_workers: int) 
 
 def test_a_beginning_that_somebody_else_has_is_computed_again() -> None:
     hand = PacedHand(slices(9), PACE, shares_prefixes=True)
-    hand.give(np.array([3]))
+    hand.give(np.array([3]), 64)
     assert (hand.cached_tokens, hand.computed_tokens) == (1000 - 730, 730 + 40)
-    hand.give(np.array([4, 5]))
+    hand.give(np.array([4, 5]), 64)
     assert hand.computed_tokens == 770 + 2 * (700 + 40)
-    hand.give(np.array([8]))
+    hand.give(np.array([8]), 64)
     assert hand.computed_tokens == 770 + 3 * (700 + 40)
 
 
 def test_no_row_is_quicker_than_alone() -> None:
     hand = PacedHand(slices(1, longest=10_000), PACE, shares_prefixes=True)
-    hand.give(np.array([0]))
+    hand.give(np.array([0]), 64)
     hand.advance(is_last=True)
     assert hand.now_s == 20_000
     assert not hand.has_work

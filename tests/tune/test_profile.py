@@ -30,6 +30,16 @@ def test_what_is_saved_is_found(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
+def test_one_from_before_starts_were_measured_is_found(tmp_path: Path) -> None:
+    file = save(tmp_path, make_profile())
+    stored = json.loads(file.read_text())
+    del stored["start"]
+    file.write_text(json.dumps(stored))
+    found = find(tmp_path, job(), SPEC)
+    assert found == changed(make_profile(), start=None)
+    assert found.start_s(1) == found.start_s(8) == found.load_s
+
+
 def test_there_is_none_before(tmp_path: Path) -> None:
     assert find(tmp_path / "none", job(), SPEC) is None
 

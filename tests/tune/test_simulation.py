@@ -134,7 +134,7 @@ def test_rows_have_lengths_of_their_own(echo_job: MakeJob) -> None:
 
 def test_failed_rows_take_no_time(echo_job: MakeJob) -> None:
     job = echo_job(3)
-    assert estimated(job, max_model_len=2) == Estimate(0.0, 0.0, 4.0, True, 0, 0, 0, 0, 0, PROFILE.label)
+    assert estimated(job, max_model_len=2) == Estimate(0.0, 0.0, 5.0, True, 0, 0, 0, 0, 0, PROFILE.label)
 
 
 def test_a_row_that_does_not_fit_the_pool_is_estimated_all_the_same(echo_job: MakeJob) -> None:

@@ -17,13 +17,14 @@ from batchrun.observe.events import Event, Message
 from batchrun.stop import StopRequest
 from batchrun.tune import tune as subject
 from batchrun.tune.choice import Weights
-from batchrun.tune.profile import find
+from batchrun.tune.profile import Start, find
 from tests.run.conftest import EchoJob, environment, ignore
 from tests.tune.devices import TIMES, TimedEcho
 from tests.tune.profiles import SPEC
 
 MakeJob = Callable[[int], EchoJob]
 ROWS_FIRST = Weights(alpha=1.0, beta=0.0)
+START = Start(job_s=1.25, worker_s=6.5)
 
 
 def model_job(**options: object) -> Job:
@@ -34,6 +35,7 @@ def tuned(cache: Path, monkeypatch: pytest.MonkeyPatch, weights: Weights = ROWS_
     """On a device whose steps take a known time."""
     device = TimedEcho()
     monkeypatch.setattr(subject, "_BUDGET_S", 1e9)
+    monkeypatch.setattr(subject, "measure_start", lambda *of: START)
     monkeypatch.setattr(subject, "build_runner", lambda job, checkpoint: device)
     monkeypatch.setattr(subject, "_measure_rates", lambda job: subject._Rates(flops_per_s=1e12, bytes_per_s=1e10))
     return subject.tune(
@@ -44,7 +46,7 @@ def tuned(cache: Path, monkeypatch: pytest.MonkeyPatch, weights: Weights = ROWS_
 def test_the_profile_is_of_the_device_that_was_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = tuned(cache, monkeypatch).profile
     assert find(cache, model_job(), SPEC) == found
-    assert (found.flops_per_s, found.bytes_per_s) == (1e12, 1e10)
+    assert (found.flops_per_s, found.bytes_per_s, found.start) == (1e12, 1e10, START)
     assert found.worst_error < 1e-6
     size = StepSize(num_tokens=301, num_rows=17, num_sampled=16, kv_tokens=4000, pairs=90_000)
     assert found.times.seconds(size) == pytest.approx(TIMES.seconds(size))
@@ -104,6 +106,9 @@ def test_tune_then_plan_from_the_command_line(echo_job: MakeJob) -> None:
     assert Path(profile["file"]).is_file()
     assert profile["flops_per_s"] > 0
     assert profile["bytes_per_s"] > 0
+    assert profile["start"]["job_s"] > 0
+    assert profile["start"]["worker_s"] > 0
+    assert [*Path(profile["file"]).parents[1].iterdir()] == [Path(profile["file"]).parent]
     planned = job.call("plan", str(job.source), "-m", "echo", "-o", str(job.out), "--json")
     assert json.loads(planned.stdout)["estimate"]["num_simulated"] == len(set(job.prompts))
 
@@ -134,6 +139,7 @@ def test_a_time_too_short_for_large_steps_is_warned_of(cache: Path, monkeypatch:
     events: list[Event] = []
     device = TimedEcho()
     monkeypatch.setattr(subject, "_QUICK_BUDGET_S", 0.0)
+    monkeypatch.setattr(subject, "measure_start", lambda *of: START)
     monkeypatch.setattr(subject, "build_runner", lambda job, checkpoint: device)
     monkeypatch.setattr(subject, "_measure_rates", lambda job: subject._Rates(flops_per_s=1e12, bytes_per_s=1e10))
     model, job = Checkpoint(SPEC, None), model_job()
