@@ -106,7 +106,7 @@ class AnswersDiffer(BatchrunError):
     exit_code = 78
 
 
-class Interrupted(BatchrunError):
-    """Interrupted by the user after a checkpoint; the same command goes on from here."""
+class StoppedByUser(BatchrunError):
+    """Stopped by Ctrl-C, after a checkpoint; the same command goes on from here."""
 
     exit_code = 130

@@ -32,7 +32,7 @@ def plan(job: Job, observe: Observe, stop: StopRequest) -> Plan:
     """Plans the job, or finds the plan that it has; loads no weights.
 
     Raises:
-        StoppedEarly, Interrupted: `stop` was raised, by a signal, the deadline or `batchrun cancel`.
+        StoppedEarly, StoppedByUser: `stop` was raised, by a signal, the deadline or `batchrun cancel`.
         BatchrunError: whatever is wrong with inputs, columns, model or output, before anything has run.
     """
     opened = open_job(job)

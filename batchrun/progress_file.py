@@ -43,9 +43,9 @@ def showing(store: Store, observe: Observe) -> Iterator[Observe]:
     ending = "failed"
     try:
         yield record
-        ending = "finalizing" if latest is None or latest.rows_done == latest.rows_total else "cancelled"
+        ending = "finalizing" if latest is None or latest.rows_done == latest.rows_total else "stopped"
     except KeyboardInterrupt:
-        ending = "cancelled"
+        ending = "stopped"
         raise
     finally:
         try:

@@ -41,7 +41,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
     """Plans the job where it has no plan, runs what is pending and publishes.
 
     Raises:
-        StoppedEarly, Interrupted: `stop` was raised, by a signal, the deadline or `batchrun cancel`, or another process
+        StoppedEarly, StoppedByUser: `stop` was raised, by a signal, the deadline or `batchrun cancel`, or another process
             holds the job; what was done is saved.
         BatchrunError: the job is wrong, or a disk or the engine failed; what was committed stays.
     """

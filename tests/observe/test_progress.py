@@ -68,6 +68,7 @@ def run_at(elapsed_s: float, tokens_done: int, rows_done: int = 0) -> RunProgres
             num_preempted=0,
             num_nodes=3,
             kv_usage=0.83,
+            kv_peak=0.9,
         ),
     )
 

@@ -138,10 +138,21 @@ def test_a_killed_and_resumed_job_shows_both_runs_and_the_gap(echo_job) -> None:
     assert [run.ended for run in series.runs] == [None, "completed"]
     page = at.report.read_text()
     assert page.count('class="gap"') >= 6
-    assert "without a word" in page
+    assert re.findall(r"interrupted|completed</td>", page) == ["interrupted", "completed</td>"]
     total = series.total
     assert total is not None
     assert total.rows_done == 3000
+
+
+def test_a_job_that_ends_between_two_looks_has_its_peak_and_no_more_hits_than_there_are(echo_job) -> None:
+    """The pool was empty whenever somebody looked, and each choice is a request with the whole prompt."""
+    job = echo_job(30)
+    job.submit(task="choose", choice=("praise", "blame", "prose"), block_size=4)
+    facts = gather(job.out, str(job.out))
+    assert facts.series.peak_kv_bytes > 0
+    assert json.loads(Layout(job.out).summary.read_text())["peak_kv_bytes"] == facts.series.peak_kv_bytes
+    rate, best = re.findall(r"[\d.]+(?=%)", next(one.measured for one in facts.verdicts if "hit rate" in one.rule))
+    assert float(rate) <= float(best)
 
 
 def test_a_planned_job_has_a_report_too(echo_job) -> None:
