@@ -41,6 +41,10 @@ class UsageError(BatchrunError):
     exit_code = 2
 
 
+class NotMeasured(UsageError):
+    """What is asked for rests on a measurement that nobody has made; everything else goes on without."""
+
+
 class DataError(BatchrunError):
     """The input does not fit the job: a column, a template, ids, or too many failed rows."""
 

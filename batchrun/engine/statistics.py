@@ -57,8 +57,8 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A snapshot: `counters` is a copy; the rest are gauges. `kv_usage` is the referenced share of the pool, 0 to 1, and
-    `kv_peak` the most that it was in any step so far.
+    """A snapshot: `counters` is a copy; the rest are gauges. `kv_usage` is the referenced share of the pool, 0 to 1,
+    and `kv_peak` the most that it was in any step so far.
     """
 
     counters: Counters

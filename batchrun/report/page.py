@@ -33,7 +33,7 @@ _HEADLINES: Mapping[StatusWord, tuple[str, str]] = {
     "planned": ("busy", "Planned, not run yet"),
     "stopped": ("warn", "Stopped; resume goes on from there"),
     "interrupted": ("warn", "Interrupted; resume goes on from there"),
-    "failed": ("bad", "Failed; resume goes on from the last commit"),
+    "failed": ("bad", "Failed"),
     "output_missing": ("bad", "Complete, but its result is not there any more"),
 }
 _MOST_PREFIXES = 8
@@ -93,6 +93,8 @@ def _headline(facts: Facts) -> dict[str, Any]:
     said = [f"{rows} done" + (f", {counts.failed:,} of them failed" if counts.failed else ", none failed")]
     if counts.failed and kind == "good":
         kind, title = "warn", f"Complete, with {_counted(counts.failed, 'failed row')}"
+    if facts.status.status == "failed" and "error" in facts.status.progress:
+        said.append(facts.status.progress["error"]["message"])
     alerts = sum(verdict.state == "alert" for verdict in facts.verdicts)
     hints = sum(verdict.state == "hint" for verdict in facts.verdicts)
     if facts.verdicts:

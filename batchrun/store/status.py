@@ -47,7 +47,7 @@ class Status:
     gone without a word;
     "output_missing" that the result was published and is not at OUT any more. The same command goes on from any of
     them. `errors` counts failed rows by type. `progress` is what the process said of its rates at `progress_at`
-    (seconds since the epoch).
+    (seconds since the epoch), and of the `error` that it failed with: `message` and `exit_code`.
     """
 
     output: str
@@ -79,7 +79,7 @@ def status(out: Path) -> Status:
     said = progress.get("status", "in_progress" if done.rows else None)
     return Status(
         output=str(out),
-        status=_word(at, holder is not None, planned is not None and done.rows >= planned, said),
+        status=_word(at, holder, planned is not None and done.rows >= planned, said),
         request_counts=RequestCounts(planned, done.rows - done.failed, done.failed),
         errors=done.errors,
         holder=holder,
@@ -94,10 +94,11 @@ def num_planned(at: Layout) -> int | None:
     return None if plan is None else int(plan["num_rows"])
 
 
-def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusWord:
+def _word(at: Layout, holder: Holder | None, is_done: bool, said: str | None) -> StatusWord:
     if at.is_complete:
         return "completed"
-    if is_held:
+    # A process that asks this of its own job, for the report, may have said already how it ends.
+    if holder is not None and not (said in _ENDINGS and _is_this_process(holder)):
         return _word_of_held(at, is_done)
     if at.was_published:
         return "output_missing"
@@ -105,6 +106,10 @@ def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusW
         return "planned"
     # Nobody holds it: it ended as it said, or without a word.
     return next((word for word in get_args(StatusWord) if word == said and word in _ENDINGS), "interrupted")
+
+
+def _is_this_process(holder: Holder) -> bool:
+    return (holder.pid, holder.host) == (os.getpid(), socket.gethostname())
 
 
 def _word_of_held(at: Layout, is_done: bool) -> StatusWord:

@@ -181,7 +181,7 @@ def test_submit_prints_the_folder_on_stdout_and_the_summary_on_stderr(library: L
         "rows       63 · 3 failed (overlong_prompt 2, template_error 1) · 5 duplicates share an answer",
         "           template_error: row 3: 'body'\\x1b[31m is undefined",
         "prompts    1,000 tokens · prefix hit 75.0% · 250 computed",
-        "output     4,096 tokens · 1,024.0 tok/s",
+        "output     4,096 tokens · 1,024.0 tok/s in the engine",
         "preempted  3 · 12.0MiB swapped · 111 tokens recomputed",
         "time       8s · 4s in the engine · 77 steps",
     ]
