@@ -160,7 +160,7 @@ def _hits(seen: _Seen) -> Verdict:
         return Verdict(
             "prefix hit rate", "unknown", f"{rate:.1%} of the rows on record, not all that are planned", limit
         )
-    # What a killed process had not said yet is missing from the rate.
+    # The rate counts rows that ran twice twice, and not what a killed process had not said yet.
     best, is_low = max(best, rate), rate < _HIT_RATE
     advice = "the rows share little: it may help to put what rows have in common first in the template"
     if is_low and best - rate > 0.05:

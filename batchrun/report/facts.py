@@ -65,9 +65,12 @@ def gather(out: Path, name: str) -> Facts:
 def best_hit_rate(plan: Mapping[str, Any], num_given: int) -> float:
     """The share of the prompt tokens that need not be computed when every shared prefix is computed once.
 
-    The engine was given `num_given`: more than are planned where a row has several requests, or was given twice.
+    The engine was given `num_given`: of choices more than are planned, since a row's requests each have its prompt. A
+    row that runs again after a stop has it twice too, but finds nothing of what the process before computed.
     """
-    tokens = max(plan.get("prompt_tokens", 0), num_given)
+    tokens = plan.get("prompt_tokens", 0)
+    if plan.get("task") == "choose":
+        tokens = max(tokens, num_given)
     return 1 - plan["unique_prompt_tokens"] / tokens if tokens else 0.0
 
 

@@ -86,11 +86,12 @@ def test_hits_are_never_more_than_the_most_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_given", "best"), [(0, 0.25), (400, 0.25), (900, 2 / 3)], ids=["none yet", "as planned", "some twice"]
+    ("task", "num_given", "best"),
+    [("choose", 0, 0.25), ("choose", 400, 0.25), ("choose", 900, 2 / 3), ("generate", 900, 0.25)],
 )
-def test_the_most_hits_are_of_what_the_engine_was_given(num_given: int, best: float) -> None:
-    """Requests of one row share its prompt, and so does a row that runs again: the plan has it once."""
-    plan = {"prompt_tokens": 400, "unique_prompt_tokens": 300}
+def test_the_most_hits_of_choices_are_of_what_the_engine_was_given(task: str, num_given: int, best: float) -> None:
+    """Requests of one row share its prompt, which the plan has once; a row that runs again does not."""
+    plan = {"task": task, "prompt_tokens": 400, "unique_prompt_tokens": 300}
     assert best_hit_rate(plan, num_given) == pytest.approx(best)
 
 
