@@ -48,8 +48,9 @@ def submit(inputs: Inputs, *, output: str | Path, observe: Observe | None = None
     """Runs a job to its end, or goes on with it; the result is the Parquet dataset at `output`.
 
     `options` are the command's, with underscores. Ctrl-C, or a notebook's interrupt, is what it is to the command: the
-    running rows finish or are saved, and the same call goes on. Raises BatchrunError as the command would: Interrupted
-    then, and also when more rows failed than `max_error_rate` allows, or all of them, though the result is there.
+    running rows finish or are saved, and the same call goes on. Raises BatchrunError as the command would:
+    StoppedByUser then, and also when more rows failed than `max_error_rate` allows, or all of them, though the
+    result is there.
     """
     job, stop = _job(inputs, output, options), StopRequest()
     with _watched(observe) as watched, draining_on_interrupt(stop):

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from batchrun.cli_signals import interrupt_once
-from batchrun.errors import BatchrunError, Interrupted, UsageError
+from batchrun.errors import BatchrunError, StoppedByUser, UsageError
 from batchrun.exit import Exit
 from batchrun.nearest import nearest
 from batchrun.observe.printable import one_line
@@ -80,7 +80,7 @@ class Batchrun(click.Group):
         except click.ClickException as error:
             return complain(UsageError(error.format_message()))
         except (click.Abort, KeyboardInterrupt):
-            return complain(Interrupted("interrupted; the same command goes on from here"))
+            return complain(StoppedByUser("stopped by SIGINT; the same command goes on from here"))
         return code if isinstance(code, int) else 0
 
 

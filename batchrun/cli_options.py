@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from batchrun import presets
 from batchrun.errors import UsageError
-from batchrun.job import CHANGEABLE, Job
+from batchrun.job import CHANGEABLE, MEASURED, Job
 from batchrun.observe.log import LogFormat
 from batchrun.observe.progress import ProgressMode
 from batchrun.option_types import WorkforcesText
@@ -68,8 +68,6 @@ _TUNING_FIELDS: dict[str, FieldInfo] = Tuning.__pydantic_fields__
 _SIMULATING_FIELDS: dict[str, FieldInfo] = Simulating.__pydantic_fields__
 # May stand in a file beside a job's own.
 _BESIDE = (*_CONSOLE_FIELDS, *_TUNING_FIELDS, *_SIMULATING_FIELDS, presets.OPTION, "config")
-# Options of the job that `tune` has too: they say what is measured.
-_MEASURED = ("revision", "dtype", "trust_remote_code", "device", "kv_cache_dtype", "enforce_eager")
 _Settings = TypeVar("_Settings")
 
 
@@ -120,7 +118,7 @@ def plan_options() -> list[click.Parameter]:
 
 def tune_options() -> list[click.Parameter]:
     """MODEL, and the options that say what is measured and what for."""
-    fields = {**{name: Job.model_fields[name] for name in _MEASURED}, **_TUNING_FIELDS}
+    fields = {**{name: Job.model_fields[name] for name in MEASURED}, **_TUNING_FIELDS}
     options = [FieldOption(name, field) for name, field in fields.items()]
     return [click.Argument(["model"], required=False, metavar="[MODEL]"), *options, *console_options()]
 

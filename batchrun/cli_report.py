@@ -20,9 +20,15 @@ _SAMPLE_LINES = 12
 _SAMPLE_WIDTH = 100
 
 
-def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing", fleet: "Fleet | None" = None) -> str:
+def plan_text(
+    plan: "Plan",
+    estimate: "Estimate | None",
+    sharing: "Sharing",
+    fleet: "Fleet | None" = None,
+    how_to_estimate: str | None = None,
+) -> str:
     """What will run, what it costs and what one prompt looks like; `estimate` is None where nothing was measured,
-    `fleet` where nobody asked for it."""
+    `how_to_estimate` where nothing measures it, `fleet` where nobody asked for it."""
     summary = plan.summary
     row = "" if summary.longest_prompt_row is None else f" (row {summary.longest_prompt_row})"
     lines = [
@@ -33,17 +39,12 @@ def plan_text(plan: "Plan", estimate: "Estimate | None", sharing: "Sharing", fle
         ("prefixes", _prefixes(summary, sharing)),
         _wanted(summary),
         ("KV", _kv(summary)),
-        *([("time", _time(estimate))] if _can_be_timed(summary) else []),
+        *_time(estimate, how_to_estimate),
         *([("workers", _crews(fleet))] if fleet is not None else []),
         ("units", one_line(f"{len(plan.units):,} in {plan.folder}")),
         ("sample", _sample(summary)),
     ]
     return aligned(lines)
-
-
-def _can_be_timed(summary: "PlanSummary") -> bool:
-    """Whether the time would be known if the model's steps were measured."""
-    return summary.task == "generate" and summary.num_beams == 1 and not summary.has_states
 
 
 def plan_as_dict(
@@ -73,12 +74,13 @@ def summary_text(outcome: Outcome) -> str:
     if outcome.preemptions:
         preempted += f" · {size(outcome.swapped_bytes)} swapped · {outcome.recomputed_tokens:,} tokens recomputed"
     hit = f"prefix hit {outcome.hit_rate:.1%}" if outcome.shares_prefixes else "prefix caching off"
+    output = f"{outcome.output_tokens:,} tokens · {rate:,.1f} tok/s in the engine"
     guessed = f"{outcome.accepted_tokens:,} of {outcome.drafted_tokens:,} tokens guessed ahead were right"
     return aligned(
         [
             *head,
             ("prompts", f"{outcome.prompt_tokens:,} tokens · {hit} · {outcome.computed_tokens:,} computed"),
-            *([("output", f"{outcome.output_tokens:,} tokens · {rate:,.1f} tok/s")] if outcome.output_tokens else []),
+            *([("output", output)] if outcome.output_tokens else []),
             *([("guessed", guessed)] if outcome.drafted_tokens else []),
             ("preempted", preempted),
             ("time", f"{duration(outcome.elapsed_s)} · {duration(outcome.run_s)} in the engine · "
@@ -139,18 +141,21 @@ def _kv(summary: "PlanSummary") -> str:
     )
 
 
-def _time(estimate: "Estimate | None") -> str:
+def _time(estimate: "Estimate | None", how_to_estimate: str | None) -> list[tuple[str, str]]:
+    """A line, unless the time is not known and nothing helps."""
     if estimate is None:
-        return "unknown: batchrun tune measures a model on this machine, once, in about a minute and a half"
+        told = f"unknown: {how_to_estimate} measures the model on this machine, once, in about a minute and a half"
+        return [] if how_to_estimate is None else [("time", one_line(told))]
     about = f"about {duration(estimate.run_s)}"
     if not estimate.are_lengths_known:
         about += f" with outputs half as long as allowed, {duration(estimate.at_most_s)} at most"
-    return joined(
+    told = joined(
         about,
         f"{estimate.steps:,} steps",
         f"{duration(estimate.start_s)} to start and publish",
         one_line(f"by what was measured {estimate.label}"),
     )
+    return [("time", told)]
 
 
 def _crews(fleet: "Fleet") -> str:

@@ -27,7 +27,7 @@ from batchrun.cli_options import (
 )
 from batchrun.cli_report import plan_as_dict, plan_text, summary_text
 from batchrun.cli_signals import stopping_on_signals
-from batchrun.errors import DataError
+from batchrun.errors import DataError, NotMeasured
 from batchrun.observe.events import Observe
 from batchrun.observe.log import LOGGER, logging_to
 from batchrun.observe.progress import make_observer
@@ -42,7 +42,8 @@ def plan(**given: Any) -> None:
     """Read, tokenise and sort the input; show what would run.
 
     Writes the plan, which submit takes. Needs no accelerator and loads no weights.
-    INPUT and options are those of submit. With --simulate it also says what the plan takes so many workers.
+    INPUT and options are those of submit. With --simulate it also says what the plan takes so many workers;
+    where batchrun tune has not measured the model that is missing, and the exit code is 2.
 
     \b
     Example:
@@ -55,16 +56,25 @@ def plan(**given: Any) -> None:
 
     stop, wanted = StopRequest(), simulating.simulate
     with talking(console) as observe:
-        # Before the plan is made, which may take long.
-        device = None if wanted is None else planning.find_device(job, wanted.device)
+        device, missing = None, None
+        try:
+            # Before the plan is made, which may take long.
+            device = None if wanted is None else planning.find_device(job, wanted.device)
+        except NotMeasured as error:
+            missing = error
         with stopping_on_signals(stop):
             made = planning.plan(job, observe, stop)
         estimate, sharing = planning.estimate(job, made), decide(job.prefix_caching, made.summary)
         fleet = None
         if wanted is not None and device is not None:
             fleet = planning.simulate(job, made, device, wanted.workers, simulating.cost_per_hour)
-    known = (made, estimate, sharing, fleet)
-    click.echo(json.dumps(plan_as_dict(*known)) if console.json else plan_text(*known))
+    if console.json:
+        # One object, behind everything else that is said.
+        exit_code = 0 if missing is None else complain(missing)
+        click.echo(json.dumps(plan_as_dict(made, estimate, sharing, fleet)))
+        sys.exit(exit_code)
+    click.echo(plan_text(made, estimate, sharing, fleet, how_to_estimate=planning.how_to_estimate(job)))
+    sys.exit(0 if missing is None else complain(missing))
 
 
 @click.command(cls=JobCommand, params=job_options())

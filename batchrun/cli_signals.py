@@ -27,7 +27,7 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
     """Within the block the signals raise `stop`; the handlers of before come back unless one did.
 
     Raises:
-        StoppedEarly, Interrupted: a third signal came before the second had its effect.
+        StoppedEarly, StoppedByUser: a third signal came before the second had its effect.
     """
 
     num_signals = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batchrun.cli_text import aligned, compared_lines, failed, joined, latency_lines, size
-from batchrun.errors import DataError, ModelUnavailable
+from batchrun.errors import DataError, ModelUnavailable, UsageError
 from batchrun.observe.duration import duration
 from batchrun.observe.printable import one_line
 from batchrun.report.compared import Compared, compare
@@ -32,11 +32,12 @@ _DIFFERENCES_SHOWN = 10
 _WHAT_NOW: Mapping[StatusWord, str] = {
     "planned": "nothing has run yet; batchrun resume runs it",
     "interrupted": "its process is gone; what was committed is kept, batchrun resume goes on from there",
-    "cancelled": "stopped cleanly; batchrun resume goes on from there",
+    "stopped": "all that was done is saved; batchrun resume goes on from there",
     "failed": "ended with an error; what was committed is kept, batchrun resume goes on from there",
     "output_missing": "it was complete, but its result was moved, deleted or has lost files; "
                       "batchrun resume writes it again from the parts once nothing is there",
 }  # fmt: skip
+_REFUSED = {UsageError.exit_code, DataError.exit_code, ModelUnavailable.exit_code}
 _as_json = click.option("--json", "is_json", is_flag=True, envvar="BATCHRUN_JSON", help="One JSON object on stdout.")
 
 
@@ -145,7 +146,9 @@ def _look(output: str) -> tuple[Status, tuple[Compared, ...]]:
 def status_text(now: Status, at_s: float, compared: Sequence[Compared] = ()) -> str:
     """One look at a job; `at_s` is the time of the look, seconds since the epoch."""
     what_now = _WHAT_NOW.get(now.status, "")
-    lines = [("status", joined(now.status.replace("_", " "), what_now)), ("rows", _rows(now))]
+    if _is_refused(now):
+        what_now = "ended with an error; what was committed is kept"
+    lines = [("status", joined(now.status.replace("_", " "), what_now)), *_failure(now), ("rows", _rows(now))]
     if now.holder is not None:
         lines.append(("held by", one_line(f"process {now.holder.pid} on {now.holder.host}")))
     if now.progress_at is not None and "elapsed_s" in now.progress:
@@ -223,6 +226,19 @@ def _rows(now: Status) -> str:
     of = "" if counts.total is None else f" of {counts.total:,}"
     share = f" ({done / counts.total:.1%})" if counts.total else ""
     return joined(f"{done:,}{of}{share}", failed(now.errors))
+
+
+def _failure(now: Status) -> list[tuple[str, str]]:
+    """What a failed job failed with, and what to do where it is not to be resumed."""
+    if now.status != "failed" or "error" not in now.progress:
+        return []
+    remedy = "batchrun resume would fail so again; when that is mended, or with other options, submit goes on"
+    return [("error", one_line(now.progress["error"]["message"])), *([("", remedy)] if _is_refused(now) else [])]
+
+
+def _is_refused(now: Status) -> bool:
+    """Whether it failed for its options, model or data, which are the same under `resume`."""
+    return now.status == "failed" and now.progress.get("error", {}).get("exit_code") in _REFUSED
 
 
 def _speed(progress: Mapping[str, Any]) -> str:

@@ -41,6 +41,10 @@ class UsageError(BatchrunError):
     exit_code = 2
 
 
+class NotMeasured(UsageError):
+    """What is asked for rests on a measurement that nobody has made; everything else goes on without."""
+
+
 class DataError(BatchrunError):
     """The input does not fit the job: a column, a template, ids, or too many failed rows."""
 
@@ -106,7 +110,7 @@ class AnswersDiffer(BatchrunError):
     exit_code = 78
 
 
-class Interrupted(BatchrunError):
-    """Interrupted by the user after a checkpoint; the same command goes on from here."""
+class StoppedByUser(BatchrunError):
+    """Stopped by Ctrl-C, after a checkpoint; the same command goes on from here."""
 
     exit_code = 130

@@ -53,6 +53,8 @@ _PROMPT_FIELDS = (
 )  # fmt: skip
 # What may differ when some rows run again: what is decided row by row.
 CHANGEABLE = (*(field.name for field in fields(SamplingParams)), "on_overlong")
+# What `tune` takes besides the model: they say what is measured.
+MEASURED = ("revision", "dtype", "trust_remote_code", "device", "kv_cache_dtype", "enforce_eager")
 _LONGEST_PLAIN_VALUE = 40
 
 

@@ -63,7 +63,9 @@ def _check_task(job: "Job") -> None:
         if owner != job.task and getattr(job, name) != type(job).model_fields[name].default:
             raise ValueError(f"--{name.replace('_', '-')} is for --task {owner}, not {job.task}")
     if job.task == "score" and job.target_col is None:
-        raise ValueError("--task score needs --target-col: whose probability is wanted")
+        raise ValueError(
+            "--task score needs --target-col: whose probability is wanted; --prompt-col is what stands before it"
+        )
     if job.choice and job.choices_col is not None:
         raise ValueError("--choice and --choices-col exclude each other: all rows have the same choices, or their own")
     if job.task == "choose" and not job.choice and job.choices_col is None:
@@ -72,6 +74,8 @@ def _check_task(job: "Job") -> None:
         raise ValueError("--choice should be given twice or more, each time with another text")
     if job.task in ("score", "choose") and job.on_overlong == "truncate-right":
         raise ValueError(f"--on-overlong truncate-right would cut what --task {job.task} continues; cut left")
+    if job.deterministic and job.dtype not in ("auto", "float32"):
+        raise ValueError(f"--deterministic needs --dtype float32, not {job.dtype}: torch multiplies in halves")
     if job.deterministic and job.task == "embed" and job.pooling == "mean":
         raise ValueError("--pooling mean adds up what steps give it, so it cannot go with --deterministic")
 

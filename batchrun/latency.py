@@ -92,8 +92,9 @@ class Latencies:
     """What the rows of a run waited for. A row arrives when the engine is given it, which keeps a few hundred waiting.
 
     `queue` is from arrival until the first step that computes anything of the row, `first_token` from arrival until its
-    first token, `per_token` from one token of a row to its next one, whatever lies between. What a row had before a
-    resume is not measured again.
+    first token, `per_token` from one token of a row to its next one, whatever lies between. `queue` is of the same rows
+    as `first_token`: those that got their first token, which a resumed row may have had before. Where rows are only
+    read there is none, and `queue` is of those that are done.
     """
 
     queue: Histogram = field(default_factory=Histogram)

@@ -16,8 +16,8 @@ def submit(job: Job, observe: Observe, stop: StopRequest) -> Outcome:
     """Brings the job to its end from wherever it is.
 
     Raises:
-        StoppedEarly, Interrupted: `stop` was raised, by a signal, the deadline or `batchrun cancel`, or another process
-            holds the job; what was done is saved.
+        StoppedEarly, StoppedByUser: `stop` was raised, by a signal, the deadline or `batchrun cancel`, or another
+            process holds the job; what was done is saved.
         BatchrunError: the job is wrong, or a disk or the engine failed; what was committed stays.
     """
     opened = open_job(job)

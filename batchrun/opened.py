@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from batchrun.checkpoint import Checkpoint, cache_folder, load_tokenizer, resolve
-from batchrun.errors import DataError
+from batchrun.errors import DataError, ModelUnavailable, UsageError
 from batchrun.job import Job
 from batchrun.latency import Latencies
 from batchrun.outcome import Outcome
@@ -60,6 +60,23 @@ class OpenedJob:
     def results(self) -> pa.Schema:
         """The columns that are added to them, as parts have them."""
         return result_schema(self.job, self.checkpoint.spec)
+
+    def check_model(self) -> None:
+        """Raises UsageError or ModelUnavailable where options and the model's configuration tell that it will not load.
+
+        What only the weights or the device tell is found when it is loaded.
+        """
+        job, spec, folder = self.job, self.checkpoint.spec, self.checkpoint.folder
+        if job.deterministic and spec.has_states:
+            raise ModelUnavailable(f"{spec.name} keeps states, for which --deterministic is not proven; leave it out")
+        if job.tensor_parallel == 1:
+            return
+        if folder is None:
+            raise UsageError(f"-m {spec.name} has no weights to divide; leave out --tensor-parallel")
+        # Imported here: it imports transformers.
+        from batchrun.divisible import require_divisible
+
+        require_divisible(folder, job.tensor_parallel, trust_remote_code=job.trust_remote_code)
 
     def check_partitions(self) -> None:
         """Raises DataError when the values of --partition-by cannot be folders; reads that column once."""

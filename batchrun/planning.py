@@ -1,14 +1,17 @@
 """What is known of a job before it runs: its plan, how long that will take, and what a step of its model costs."""
 
 import json
+import os
+import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
-from batchrun.checkpoint import cache_folder
-from batchrun.errors import StorageFailed, UsageError
-from batchrun.job import Job
+from batchrun.checkpoint import Checkpoint, cache_folder
+from batchrun.errors import NotMeasured, StorageFailed, UsageError
+from batchrun.job import MEASURED, Job
 from batchrun.model_spec import ModelSpec
 from batchrun.observe.events import Message, Observe
 from batchrun.opened import OpenedJob, find_model, open_job
@@ -27,15 +30,18 @@ from batchrun.tune.imagined import Device
 from batchrun.tune.profile import Profile, find, read, this_machine
 from batchrun.tune.roofline import DEVICES, roofline
 
+_EXAMPLE_DEVICE = "h100-80gb"
+
 
 def plan(job: Job, observe: Observe, stop: StopRequest) -> Plan:
     """Plans the job, or finds the plan that it has; loads no weights.
 
     Raises:
-        StoppedEarly, Interrupted: `stop` was raised, by a signal, the deadline or `batchrun cancel`.
+        StoppedEarly, StoppedByUser: `stop` was raised, by a signal, the deadline or `batchrun cancel`.
         BatchrunError: whatever is wrong with inputs, columns, model or output, before anything has run.
     """
     opened = open_job(job)
+    opened.check_model()
     opened.check_partitions()
     earlier = earlier_job(job, opened.store, opened.identity, opened.results)
     observe = Recall(job, opened.store.at, stop).heeded_by(giving_way(observe, stop))
@@ -48,6 +54,13 @@ def plan(job: Job, observe: Observe, stop: StopRequest) -> Plan:
         num_reused = foresee(earlier, job, made)
         observe(Message("info", f"{num_reused:,} of {made.summary.num_rows:,} rows are answered by {earlier.name}"))
     return made
+
+
+def how_to_estimate(job: Job) -> str | None:
+    """The command after which `estimate` knows; None where none helps."""
+    if job.task != "generate" or job.num_beams > 1:
+        return None
+    return tune_command(job, find_model(job).spec)
 
 
 def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:
@@ -71,7 +84,8 @@ def find_device(job: Job, name: str | None) -> Device:
     the job's model here, with as many threads as this process is to have.
 
     Raises:
-        UsageError: nothing is known of it, or nothing that would be of use for the job.
+        NotMeasured: the model was not measured here, which the plan does not need.
+        UsageError: nothing is known of the device, or nothing that would be of use for the job.
     """
     if job.task != "generate" or job.num_beams > 1:
         what = "--num-beams" if job.num_beams > 1 else f"--task {job.task}"
@@ -85,12 +99,33 @@ def find_device(job: Job, name: str | None) -> Device:
         return _profile_of(Path(name), job, checkpoint.spec)
     profile = find(cache_folder(), job, checkpoint.spec)
     if profile is None:
-        threads, model = this_machine().threads, "" if job.model is None else f" {job.model}"
-        raise UsageError(
-            f"{checkpoint.spec.name} was not measured here as the job would run it; "
-            f"OMP_NUM_THREADS={threads} batchrun tune{model} measures it, or name a device: --simulate 8xh100-80gb"
-        )
+        remedy = ", or ".join(_ways_to_know(job, checkpoint)) or "nothing measures it yet, leave out --simulate"
+        raise NotMeasured(f"--simulate: {checkpoint.spec.name} was not measured here as the job would run it; {remedy}")
     return profile
+
+
+def tune_command(job: Job, spec: ModelSpec) -> str | None:
+    """What measures the job's model as the job would run it here; None where `tune` cannot."""
+    if spec.has_states or job.quantization != "none" or job.tensor_parallel > 1:
+        return None
+    threads = [f"OMP_NUM_THREADS={this_machine().threads}"] if "OMP_NUM_THREADS" in os.environ else []
+    command = [*threads, "batchrun", "tune", *([] if job.model is None else [shlex.quote(job.model)])]
+    for name in MEASURED:
+        value = getattr(job, name)
+        if value != Job.model_fields[name].default:
+            flag = "--" + name.replace("_", "-")
+            command += [flag] if value is True else [flag, shlex.quote(value)]
+    return " ".join(command)
+
+
+def _ways_to_know(job: Job, checkpoint: Checkpoint) -> list[str]:
+    """What to do to have the steps of the job's model; only what will work."""
+    command = tune_command(job, checkpoint.spec)
+    ways = [] if command is None else [f"{command} measures it"]
+    with suppress(UsageError):
+        roofline(_EXAMPLE_DEVICE, job, checkpoint)
+        ways.append(f"name a device: --simulate 8x{_EXAMPLE_DEVICE}")
+    return ways
 
 
 def simulate(job: Job, plan: Plan, device: Device, workers: tuple[int, ...], cost_per_hour: float | None) -> Fleet:

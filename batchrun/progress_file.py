@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from batchrun.errors import StorageFailed
+from batchrun.errors import BatchrunError, StorageFailed
 from batchrun.latency import Latencies
 from batchrun.observe.events import Event, Observe, RunProgress
 from batchrun.store.store import Store
@@ -17,7 +17,7 @@ _EVERY_S = 2.0
 
 @contextmanager
 def showing(store: Store, observe: Observe) -> Iterator[Observe]:
-    """`observe`, and what `status` shows of this process; in the end how it ended.
+    """`observe`, and what `status` shows of this process; in the end how it ended, and with which error.
 
     Latencies are those of all processes that have worked on the job, as far as these could say so.
     """
@@ -25,9 +25,11 @@ def showing(store: Store, observe: Observe) -> Iterator[Observe]:
     latest: RunProgress | None = None
     written_at = float("-inf")
 
-    def write(status: str) -> None:
+    def write(status: str, error: BatchrunError | None = None) -> None:
         said = _said(latest) if latest else {}
         latencies = before + latest.latencies if latest else before
+        if error is not None:
+            said["error"] = {"message": str(error), "exit_code": error.exit_code}
         store.write_progress({"status": status, **said, "latencies": latencies.to_dict()})
 
     def record(event: Event) -> None:
@@ -40,16 +42,19 @@ def showing(store: Store, observe: Observe) -> Iterator[Observe]:
                 written_at = time.monotonic()
 
     write("in_progress")
-    ending = "failed"
+    ending, failure = "failed", None
     try:
         yield record
-        ending = "finalizing" if latest is None or latest.rows_done == latest.rows_total else "cancelled"
+        ending = "finalizing" if latest is None or latest.rows_done == latest.rows_total else "stopped"
     except KeyboardInterrupt:
-        ending = "cancelled"
+        ending = "stopped"
+        raise
+    except BatchrunError as error:
+        failure = error
         raise
     finally:
         try:
-            write(ending)
+            write(ending, failure)
         except StorageFailed:
             # The disk is what failed the job, most likely; its own error is on the way already.
             if ending != "failed":

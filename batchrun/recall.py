@@ -59,7 +59,7 @@ class Recall:
 
 
 def giving_way(observe: Observe, stop: StopRequest) -> Observe:
-    """`observe`, but planning ends at its next event once `stop` is raised: that raises StoppedEarly or Interrupted.
+    """`observe`, but planning ends at its next event once `stop` is raised: that raises StoppedEarly or StoppedByUser.
 
     The run itself reads `stop`.
     """

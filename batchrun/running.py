@@ -41,8 +41,8 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
     """Plans the job where it has no plan, runs what is pending and publishes.
 
     Raises:
-        StoppedEarly, Interrupted: `stop` was raised, by a signal, the deadline or `batchrun cancel`, or another process
-            holds the job; what was done is saved.
+        StoppedEarly, StoppedByUser: `stop` was raised, by a signal, the deadline or `batchrun cancel`, or another
+            process holds the job; what was done is saved.
         BatchrunError: the job is wrong, or a disk or the engine failed; what was committed stays.
     """
     began = time.monotonic()
@@ -50,6 +50,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
     fleets.check_installed(job)
     if job.track is not None:
         require(job.track)
+    opened.check_model()
     opened.check_partitions()
     earlier = earlier_job(job, store, opened.identity, opened.results)
     observe = Recall(job, store.at, stop).heeded_by(giving_way(observe, stop))

@@ -3,7 +3,7 @@
 Whoever catches the signals or knows of a deadline raises it; the job reads it between steps. Installs no handler.
 """
 
-from batchrun.errors import Interrupted, StoppedEarly
+from batchrun.errors import StoppedByUser, StoppedEarly
 
 DRAIN = 1
 AT_ONCE = 2
@@ -32,7 +32,7 @@ class StopRequest:
         self.level = min(self.level + 1, AT_ONCE)
         return self.level
 
-    def error(self, saved: str) -> StoppedEarly | Interrupted:
+    def error(self, saved: str) -> StoppedEarly | StoppedByUser:
         """How the job ends when it gives way: `saved` says in a few words what is kept."""
         message = f"stopped by {self.signal_name}: {saved}; the same command goes on from here"
-        return Interrupted(message) if self.signal_name == "SIGINT" else StoppedEarly(message)
+        return StoppedByUser(message) if self.signal_name == "SIGINT" else StoppedEarly(message)

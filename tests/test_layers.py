@@ -25,7 +25,7 @@ ROOMS = {
         "engine.preemption engine.radix engine.repetition engine.running engine.scheduler engine.sequence "
         "engine.speculation engine.step engine.step_time engine.stopwatch"
     ),
-    "model files": "checkpoint conversion digest grammars imports quiet schema_keywords tokenizer",
+    "model files": "checkpoint conversion digest divisible grammars imports quiet schema_keywords tokenizer",
     "job side": "filesystem plan store tasks observe report frames reuse pending tally ledger",
     "engine": "engine",
     "worker": "worker",

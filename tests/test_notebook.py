@@ -92,7 +92,7 @@ def test_an_interrupted_cell_saves_its_rows_and_run_again_goes_on(tmp_path: Path
         time.sleep(0.01)
     kernel.manager.interrupt_kernel()
     reply = kernel.reply_to(running)
-    assert (reply["status"], reply["ename"]) == ("error", "Interrupted")
+    assert (reply["status"], reply["ename"]) == ("error", "StoppedByUser")
     assert "the same command goes on from here" in reply["evalue"]
     done = sum(pq.read_metadata(part).num_rows for part in parts.glob("*.parquet"))
     assert 0 < done < 3000

@@ -37,6 +37,7 @@ class BlockManager:
         self._free_host_slots = list(range(num_host_slots - 1, -1, -1))
         self._free_state_slots = list(range(num_state_slots - 1, -1, -1))
         self._pinned: list[int] = []
+        self.most_in_use = 0  # in any step so far
 
     @property
     def room(self) -> int:
@@ -139,6 +140,7 @@ class BlockManager:
 
     def unpin(self) -> None:
         """The step is put together: whoever gets the copies' sources next writes to them in a later one."""
+        self.most_in_use = max(self.most_in_use, self.num_in_use)
         for block in self._pinned:
             self.tree.release([block])
         self._pinned.clear()

@@ -1,20 +1,17 @@
 """The ranks that a model is divided among, as a group of torch.distributed: gloo on CPUs, nccl on GPUs.
 
 transformers divides the weights by its own plan, and its modules sum up or collect what the ranks computed. Here is
-what it leaves open: who is in the group, and which models cannot be divided so.
+what it leaves open: who is in the group.
 """
 
 from dataclasses import dataclass
 from datetime import timedelta
-from math import gcd
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
 from batchrun.errors import ModelUnavailable
-from batchrun.model_spec import STATE_LAYERS
 
 _HOST = "127.0.0.1"
 # For a rank that reads its weights later than the others.
@@ -79,34 +76,3 @@ def require_devices(device: torch.device, num_ranks: int) -> None:
         raise ModelUnavailable("--tensor-parallel uses the GPUs where there are any; leave out --device cpu")
     if device.type != "cpu" and num_gpus < num_ranks:
         raise ModelUnavailable(f"--tensor-parallel {num_ranks} needs as many GPUs; there are {num_gpus}")
-
-
-def require_divisible(folder: Path, num_ranks: int, *, trust_remote_code: bool) -> None:
-    """Raises ModelUnavailable, naming the architecture, when a model cannot be divided among so many ranks."""
-    from transformers import AutoConfig
-
-    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    text = config.get_text_config(decoder=True)
-    name = (config.architectures or [type(config).__name__])[0]
-    if not getattr(text, "base_model_tp_plan", None):
-        raise ModelUnavailable(f"transformers has no plan for dividing {name}; leave out --tensor-parallel")
-    if STATE_LAYERS & set(getattr(text, "layer_types", None) or ()):
-        raise ModelUnavailable(f"{name} keeps states, which are not divided; leave out --tensor-parallel")
-    heads = _heads(text)
-    if any(number % num_ranks for number in heads.values()):
-        most = gcd(*heads.values())
-        possible = [str(number) for number in range(2, most + 1) if most % number == 0]
-        remedy = f"--tensor-parallel can be {' or '.join(possible)}" if possible else "leave out --tensor-parallel"
-        told = " and ".join(f"{number} {what}" for what, number in heads.items())
-        raise ModelUnavailable(f"{name} has {told}, which {num_ranks} ranks cannot share evenly; {remedy}")
-
-
-def _heads(text: Any) -> dict[str, int]:
-    """The numbers of a model's heads, by what they are called."""
-    names = {
-        "num_attention_heads": "heads of attention",
-        "num_key_value_heads": "of keys and values",
-        "num_global_key_value_heads": "of keys and values in layers without a window",
-    }
-    found = {told: getattr(text, name, None) for name, told in names.items()}
-    return {told: number for told, number in found.items() if isinstance(number, int)}

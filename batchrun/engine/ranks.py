@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, distributed
 
 from batchrun.child import same_modules
+from batchrun.divisible import require_divisible
 from batchrun.engine.batch import ForwardBatch
-from batchrun.engine.group import Group, require_devices, require_divisible
+from batchrun.engine.group import Group, require_devices
 from batchrun.engine.memory import is_out_of_memory
 from batchrun.engine.orders import Failed, Head, Hidden, Logits, Order, Start
 from batchrun.engine.runner_options import RunnerOptions, choose_device

@@ -242,6 +242,7 @@ class Scheduler:
             num_preempted=len(self.admission.preempted),
             num_nodes=self.blocks.tree.num_nodes,
             kv_usage=self.blocks.num_in_use / max(self.config.num_blocks, 1),
+            kv_peak=self.blocks.most_in_use / max(self.config.num_blocks, 1),
         )
 
     def _finish(self, sequence: Sequence, ending: Ending, error: RowError | None = None) -> Completion:

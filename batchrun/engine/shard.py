@@ -109,7 +109,10 @@ class Shard:
                 num_ranks=options.num_ranks,
             )
         except torch.OutOfMemoryError as error:
-            raise ModelUnavailable(f"{checkpoint.spec.name} does not fit the memory of {device}") from error
+            raise ModelUnavailable(
+                f"{checkpoint.spec.name} does not fit the memory of {device}; name a smaller model with -m, "
+                "--dtype bfloat16 where it is float32, or --tensor-parallel to divide it among several"
+            ) from error
         try:
             return cls.lay_out(model, options, group)
         except torch.OutOfMemoryError as error:

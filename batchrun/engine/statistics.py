@@ -57,7 +57,9 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A snapshot: `counters` is a copy; the rest are gauges. `kv_usage` is the referenced share of the pool, 0 to 1."""
+    """A snapshot: `counters` is a copy; the rest are gauges. `kv_usage` is the referenced share of the pool, 0 to 1,
+    and `kv_peak` the most that it was in any step so far.
+    """
 
     counters: Counters
     num_running: int
@@ -65,3 +67,4 @@ class Statistics:
     num_preempted: int
     num_nodes: int
     kv_usage: float
+    kv_peak: float

@@ -45,7 +45,6 @@ class Stopwatch:
             key = item.sequence.request.key
             queued_at = self._queued_at.pop(key, None)
             if queued_at is not None:
-                self._measured.queue.add(now - queued_at)
                 self._begun[key] = now, now - queued_at
 
     def end(self, batch: ScheduledBatch, now: float) -> None:
@@ -58,6 +57,8 @@ class Stopwatch:
                 continue
             arrived_at, token_at = self._arrived_at.pop(key, None), self._token_at.get(key)
             if arrived_at is not None:
+                # Both at once, so that both are of the same rows.
+                self._measured.queue.add(self._begun[key][1])
                 self._measured.first_token.add(now - arrived_at)
             elif token_at is not None:
                 gaps[(now - token_at) / num_new] += num_new
@@ -70,6 +71,8 @@ class Stopwatch:
         row_idx = completion.row_idx
         began, queue_s = self._begun.get(completion.key, (now, 0.0))
         run_s = now - began
+        if completion.readings is not None:
+            self._measured.queue.add(queue_s)
         # Most rows are none of the slowest, and cost no more than this comparison.
         if len(self._slowest) < NUM_SLOWEST or run_s > self._slowest[0].run_s:
             heappush(

@@ -10,7 +10,7 @@ from batchrun.tally import EngineReport
 
 
 def merged(running: Iterable[EngineReport], gone: Iterable[EngineReport]) -> EngineReport:
-    """Of engines with pools of one size: the use of the pool is the mean of theirs."""
+    """Of engines with pools of one size: the use of the pool, and its peak, is the mean of theirs."""
     running = tuple(running)
     reports = (*running, *gone)
     now = [report.statistics for report in running]
@@ -24,6 +24,7 @@ def merged(running: Iterable[EngineReport], gone: Iterable[EngineReport]) -> Eng
             num_preempted=sum(each.num_preempted for each in now),
             num_nodes=sum(each.num_nodes for each in now),
             kv_usage=sum(each.kv_usage for each in now) / max(len(now), 1),
+            kv_peak=sum(report.statistics.kv_peak for report in reports) / max(len(reports), 1),
         ),
         mean_output_len=sum(outputs) / max(sum(max(rows, 1) for rows in finished), 1),
         busy_s=sum(report.busy_s for report in reports),

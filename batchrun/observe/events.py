@@ -94,7 +94,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run is over: every row is `completed`, or it `stopped` and can be resumed."""
+    """The run is over: every row has an answer or an error, or it was asked to stop and can be resumed."""
 
     how: Literal["completed", "stopped"]
     rows_done: int

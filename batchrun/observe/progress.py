@@ -186,7 +186,8 @@ def _finished_fields(event: Finished) -> dict[str, object]:
     return {
         "rows": f"{event.rows_done}/{event.rows_total}",
         "failed": event.rows_failed,
-        "tok_s": round(event.output_tokens / event.elapsed_s) if event.elapsed_s else 0,
+        # Not a speed: that of the engine is in the summary, and loading and publishing are in this time.
+        "output_tokens": event.output_tokens,
         "elapsed": duration(event.elapsed_s),
     }
 

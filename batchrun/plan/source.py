@@ -120,7 +120,11 @@ def require_column(schema: pa.Schema, name: str, option: str) -> pa.Field:
     close = nearest(name, schema.names)
     hint = f"did you mean {close!r}? " if close else ""
     shown = ", ".join(schema.names[:20]) + (", …" if len(schema.names) > 20 else "")
-    raise DataError(f"{option}: the input has no column {name!r}; {hint}it has: {shown}")
+    # A preset names one, and whoever gave --prompt-col alone may have meant it.
+    what = "; --target-col names the text that is scored, --prompt-col what stands before it"
+    raise DataError(
+        f"{option}: the input has no column {name!r}; {hint}it has: {shown}{what if option == '--target-col' else ''}"
+    )
 
 
 def scan(

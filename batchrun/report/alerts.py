@@ -41,7 +41,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the rules look at. `best_hit_rate` is the plan's: no order of rows finds more; None: not all of it ran."""
+    """What the rules look at. `best_hit_rate` is the most by the plan, in any order of its rows; None: not all of it
+    ran, as far as is known."""
 
     total: Sample
     samples: tuple[Sample, ...]
@@ -58,7 +59,8 @@ class _Seen:
 def judge(series: Series, best_hit_rate: float | None) -> tuple[Verdict, ...]:
     """Every rule's verdict on all runs of a job, the worst first; none before anything has run.
 
-    `best_hit_rate` is the share of the prompt tokens that the plan finds shared; None: not all of its rows ran.
+    `best_hit_rate` is the most, by the plan, of the prompt tokens that the engine was given; None: not all of its rows
+    ran, as far as is known.
     """
     total = series.total
     if total is None:
@@ -156,13 +158,14 @@ def _hits(seen: _Seen) -> Verdict:
     rate, best = seen.total.counters.hit_rate, seen.best_hit_rate
     if best is None:
         return Verdict(
-            "prefix hit rate", "unknown", f"{rate:.1%} of the rows that ran, not all that are planned", limit
+            "prefix hit rate", "unknown", f"{rate:.1%} of the rows on record, not all that are planned", limit
         )
-    is_low = rate < _HIT_RATE
+    # The rate counts rows that ran twice twice, and not what a killed process had not said yet.
+    best, is_low = max(best, rate), rate < _HIT_RATE
     advice = "the rows share little: it may help to put what rows have in common first in the template"
     if is_low and best - rate > 0.05:
         advice = "more is shared than was found: raise --kv-cache-memory, so that prefixes stay until they are used"
-    measured = f"{rate:.1%}, of {best:.1%} that the plan finds shared"
+    measured = f"{rate:.1%}, of at most {best:.1%} by the plan"
     return Verdict("prefix hit rate", "hint" if is_low else "ok", measured, limit, advice if is_low else "")
 
 

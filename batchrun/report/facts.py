@@ -58,11 +58,25 @@ def gather(out: Path, name: str) -> Facts:
         series=series,
         results=read_results(parts, job.get("output_prefix", ""), now.errors, job.get("n", 1)),
         compared=compared(plan, read_hint(at.estimate), series, is_copied=at.reused.exists()),
-        verdicts=judge(series, best_hit_rate(plan) if now.status == "completed" and not at.reused.exists() else None),
+        verdicts=judge(series, None if at.reused.exists() else _best_of_all(now, plan, series)),
     )
 
 
-def best_hit_rate(plan: Mapping[str, Any]) -> float:
-    """The share of the prompt tokens that shared prefixes save when each is computed once."""
+def best_hit_rate(plan: Mapping[str, Any], num_given: int) -> float:
+    """The share of the prompt tokens that need not be computed when every shared prefix is computed once.
+
+    The engine was given `num_given`: of choices more than are planned, since a row's requests each have its prompt. A
+    row that runs again after a stop has it twice too, but finds nothing of what the process before computed.
+    """
     tokens = plan.get("prompt_tokens", 0)
+    if plan.get("task") == "choose":
+        tokens = max(tokens, num_given)
     return 1 - plan["unique_prompt_tokens"] / tokens if tokens else 0.0
+
+
+def _best_of_all(now: Status, plan: Mapping[str, Any], series: Series) -> float | None:
+    """None before all rows have run, or where a process that was killed has not said what it was given."""
+    num_given = series.total.counters.prompt_tokens if series.total else 0
+    if now.status != "completed" or num_given < plan.get("prompt_tokens", 0):
+        return None
+    return best_hit_rate(plan, num_given)

@@ -67,7 +67,7 @@ def over_time(facts: Facts) -> list[Figure]:
     peak = Line("peak", "b", lambda sample: sample.kv_peak)
     hits = Line("hit rate", "a", _hit_rate, is_filled=True)
     preempted = Line("rows a second", "c", rate("preemptions"), is_filled=True)
-    best = best_hit_rate(facts.plan)
+    best = best_hit_rate(facts.plan, total.counters.prompt_tokens)
 
     def figure(title: str, said: str, lines: list[Line], write: Any, **options: Any) -> Figure:
         keys = tuple(Key(line.kind, line.label) for line in lines)
@@ -80,7 +80,7 @@ def over_time(facts: Facts) -> list[Figure]:
                limit=most_rows),
         figure("Queue", "rows of the job that have no result yet", [left], plain),
         figure("KV pool", "share in use; dashed: where an alert begins", [usage, peak], share, top=1.0, limit=0.85),
-        figure("Prefix hits", f"share of prompt tokens; dashed: the plan's {best:.0%}", [hits], share, top=1.0,
+        figure("Prefix hits", f"share of prompt tokens; dashed: {best:.0%} at most", [hits], share, top=1.0,
                limit=best),
         figure("Time to first token", _percentiles(latencies.first_token), [
             Line("p50", "a", waited("first_token", 50)), Line("p99", "b", waited("first_token", 99))

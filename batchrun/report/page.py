@@ -29,15 +29,13 @@ _HEADLINES: Mapping[StatusWord, tuple[str, str]] = {
     "in_progress": ("busy", "Running"),
     "finalizing": ("busy", "Being published"),
     "validating": ("busy", "Being planned"),
-    "cancelling": ("busy", "Stopping"),
+    "stopping": ("busy", "Stopping"),
     "planned": ("busy", "Planned, not run yet"),
-    "cancelled": ("warn", "Stopped; resume goes on from there"),
+    "stopped": ("warn", "Stopped; resume goes on from there"),
     "interrupted": ("warn", "Interrupted; resume goes on from there"),
-    "expired": ("warn", "Out of time; resume goes on from there"),
-    "failed": ("bad", "Failed; resume goes on from the last commit"),
+    "failed": ("bad", "Failed"),
     "output_missing": ("bad", "Complete, but its result is not there any more"),
 }
-_ENDINGS = {None: "without a word", "completed": "every row done", "cancelled": "stopped", "failed": "with an error"}
 _MOST_PREFIXES = 8
 _WORDS_OF_STATE = {"ok": "ok", "hint": "hint", "alert": "alert", "unknown": "not measured"}
 
@@ -56,7 +54,7 @@ def render(facts: Facts) -> str:
         prefixes=_prefixes(facts),
         prefix_map=prefix_map(facts.prefixes, facts.plan.get("num_unique", 0), title="shared prefixes"),
         compared=[_compared(each) for each in facts.compared],
-        runs=[_run(run, before) for run, before in zip(facts.series.runs, (None, *facts.series.runs), strict=False)],
+        runs=_runs(facts),
         options=_options(facts.job),
         words_of_state=_WORDS_OF_STATE,
         version=__version__,
@@ -95,6 +93,8 @@ def _headline(facts: Facts) -> dict[str, Any]:
     said = [f"{rows} done" + (f", {counts.failed:,} of them failed" if counts.failed else ", none failed")]
     if counts.failed and kind == "good":
         kind, title = "warn", f"Complete, with {_counted(counts.failed, 'failed row')}"
+    if facts.status.status == "failed" and "error" in facts.status.progress:
+        said.append(facts.status.progress["error"]["message"])
     alerts = sum(verdict.state == "alert" for verdict in facts.verdicts)
     hints = sum(verdict.state == "hint" for verdict in facts.verdicts)
     if facts.verdicts:
@@ -186,12 +186,21 @@ def _compared(each: Compared) -> dict[str, Any]:
     }
 
 
-def _run(run: Run, before: Run | None) -> dict[str, Any]:
-    total = run.total
+def _runs(facts: Facts) -> list[dict[str, Any]]:
+    runs, is_held = facts.series.runs, facts.status.holder is not None
+    return [
+        _run(run, before, "in progress" if is_held and run is runs[-1] else "interrupted")
+        for run, before in zip(runs, (None, *runs), strict=False)
+    ]
+
+
+def _run(run: Run, before: Run | None, unended: str) -> dict[str, Any]:
+    """`unended` is the word for one that has not said how it ended."""
+    total, ended = run.total, run.ended or unended
     return {
         "at": _moment(run.at),
-        "ended": _ENDINGS.get(run.ended, run.ended),
-        "is_bad": run.ended in (None, "failed"),
+        "ended": ended,
+        "is_bad": ended in ("interrupted", "failed"),
         "idle_s": max(0.0, run.at - before.ended_at) if before else 0.0,
         "load_s": run.load_s,
         "seconds": run.seconds,

@@ -19,7 +19,7 @@ from batchrun.store.durable import new_name, storage_errors, write_file
 from batchrun.store.layout import Layout
 from batchrun.store.store import Store
 
-Ending = Literal["completed", "cancelled", "failed"]
+Ending = Literal["completed", "stopped", "failed"]
 MOST_SAMPLES = 600
 _SHORTEST_S = 1.0
 _METRICS_EVERY_S = 10.0
@@ -51,9 +51,9 @@ def recording(store: Store, observe: Observe, send: Send = lambda metrics: None)
     ending: Ending = "failed"
     try:
         yield record
-        ending = "completed" if recorder.is_all_done else "cancelled"
+        ending = "completed" if recorder.is_all_done else "stopped"
     except KeyboardInterrupt:
-        ending = "cancelled"
+        ending = "stopped"
         raise
     finally:
         tried(lambda: recorder.close(ending))
@@ -130,7 +130,8 @@ class Recorder:
             num_running=now.num_running,
             num_waiting=now.num_waiting + now.num_preempted,
             kv_usage=now.kv_usage,
-            kv_peak=now.kv_usage,
+            # Between two looks the pool may have been fuller: the engine knows how full it ever was.
+            kv_peak=now.kv_peak if last is None or now.kv_peak > last.statistics.kv_peak else now.kv_usage,
             num_nodes=now.num_nodes,
             busy_s=event.busy_s - (last.busy_s if last else 0.0),
             counters=now.counters - last.statistics.counters if last else now.counters,

@@ -21,9 +21,10 @@ class Sample:
     """What happened in `seconds` that ended at `at` (seconds since the epoch).
 
     `counters` and `latencies` count what was added, `busy_s` is processor time of all threads. `num_running`,
-    `num_waiting` and `kv_usage` (a share of 1) are means over the time, `kv_peak` is the most of `kv_usage` that was
-    seen. `rows_done` and `rows_failed` are those of the whole job at the end, `num_nodes` is the prefix tree's size
-    then. `slowest` are rows that ended in the time and were among the slowest of their process, the slowest first.
+    `num_waiting` and `kv_usage` (a share of 1) are means over the time, `kv_peak` is the most that it
+    was, as far as it was seen; the most of a whole run always is. `rows_done` and `rows_failed` are those of the whole
+    job at the end, `num_nodes` is the prefix tree's size then. `slowest` are rows that ended in the time and were among
+    the slowest of their process, the slowest first.
     """
 
     at: float

@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args
 from batchrun.store import counts
 from batchrun.store.layout import Layout
 
-# The words of the OpenAI Batch API, and three that it has no need of.
+# Where the OpenAI Batch API has a word for it, its word; "stopped" is not its "cancelled", after which nothing goes on.
 StatusWord = Literal[
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
-    "planned", "interrupted", "output_missing",
+    "validating", "failed", "in_progress", "finalizing", "completed", "stopping", "stopped", "planned", "interrupted",
+    "output_missing",
 ]  # fmt: skip
-_ENDINGS = {"failed", "expired", "cancelled"}
+_ENDINGS = {"failed", "stopped"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,12 @@ class RequestCounts:
 class Status:
     """One look at a job.
 
-    `status` "validating" means that a process plans the job; "planned" that nobody has run it yet; "cancelled" that it
-    stopped cleanly, "failed" that it ended with an error, "interrupted" that its process was gone without a word;
+    `status` "validating" means that a process plans the job; "planned" that nobody has run it yet; "stopped" that it
+    was asked to and has saved everything, "failed" that it ended with an error, "interrupted" that its process was
+    gone without a word;
     "output_missing" that the result was published and is not at OUT any more. The same command goes on from any of
     them. `errors` counts failed rows by type. `progress` is what the process said of its rates at `progress_at`
-    (seconds since the epoch).
+    (seconds since the epoch), and of the `error` that it failed with: `message` and `exit_code`.
     """
 
     output: str
@@ -78,7 +79,7 @@ def status(out: Path) -> Status:
     said = progress.get("status", "in_progress" if done.rows else None)
     return Status(
         output=str(out),
-        status=_word(at, holder is not None, planned is not None and done.rows >= planned, said),
+        status=_word(at, holder, planned is not None and done.rows >= planned, said),
         request_counts=RequestCounts(planned, done.rows - done.failed, done.failed),
         errors=done.errors,
         holder=holder,
@@ -93,10 +94,11 @@ def num_planned(at: Layout) -> int | None:
     return None if plan is None else int(plan["num_rows"])
 
 
-def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusWord:
+def _word(at: Layout, holder: Holder | None, is_done: bool, said: str | None) -> StatusWord:
     if at.is_complete:
         return "completed"
-    if is_held:
+    # A process that asks this of its own job, for the report, may have said already how it ends.
+    if holder is not None and not (said in _ENDINGS and _is_this_process(holder)):
         return _word_of_held(at, is_done)
     if at.was_published:
         return "output_missing"
@@ -106,9 +108,13 @@ def _word(at: Layout, is_held: bool, is_done: bool, said: str | None) -> StatusW
     return next((word for word in get_args(StatusWord) if word == said and word in _ENDINGS), "interrupted")
 
 
+def _is_this_process(holder: Holder) -> bool:
+    return (holder.pid, holder.host) == (os.getpid(), socket.gethostname())
+
+
 def _word_of_held(at: Layout, is_done: bool) -> StatusWord:
     if at.cancel.exists():
-        return "cancelling"
+        return "stopping"
     if is_done:
         return "finalizing"
     return "in_progress" if at.plan.exists() else "validating"

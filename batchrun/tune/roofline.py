@@ -108,11 +108,16 @@ def _check(name: str, job: "Job", folder: "Path", *, has_states: bool) -> None:
     """Raises UsageError for jobs whose steps take something else."""
     config = json.loads((folder / "config.json").read_bytes())
     config = {**config, **config.get("text_config", {})}
+    # These `tune` does not measure either.
+    if has_states:
+        raise UsageError(
+            f"what {name} needs for a step is not known, since the model keeps states; leave out --simulate"
+        )
+    if job.quantization != "none":
+        raise UsageError(f"--quantization {job.quantization} is for a CPU, so the job runs on no {name}; leave it out")
     reasons = {
         "the model is a mixture of experts": any(config.get(key) for key in _MIXTURES),
-        "the model keeps states": has_states,
         f"--dtype {job.dtype} is not of 16 bits": job.dtype == "float32",
-        f"--quantization {job.quantization} is for a CPU": job.quantization != "none",
         f"--kv-cache-dtype {job.kv_cache_dtype} is not of 16 bits": job.kv_cache_dtype == "float32",
     }
     for reason in (reason for reason, is_so in reasons.items() if is_so):

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from click.testing import Result
 
+from batchrun.errors import NotMeasured
 from batchrun.job import Job
 from batchrun.observe.events import Observe
 from batchrun.outcome import Outcome
@@ -24,6 +25,7 @@ class Library(ModuleType):
     estimated: object = None
     fleet: object = None
     simulated: list[tuple[str | None, tuple[int, ...], float | None]] = field(default_factory=list)
+    not_measured: NotMeasured | None = None
     tuned: object = None
     tuned_for: list[tuple[Job, object, bool]] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
@@ -39,8 +41,13 @@ class Library(ModuleType):
         assert plan is self.made
         return self.estimated
 
+    def how_to_estimate(self, job: Job) -> str | None:
+        return "batchrun tune echo"
+
     def find_device(self, job: Job, name: str | None) -> object:
         assert not self.simulated, "asked when the plan was made already"
+        if self.not_measured is not None:
+            raise self.not_measured
         self.simulated.append((name, (), None))
         return name or "this device"
 

@@ -100,7 +100,8 @@ def test_plan_of_no_rows(plan: Plan) -> None:
 
 def test_plan_command_prints_the_block_or_one_object(library: Library, run: Run, plan: Plan) -> None:
     library.made = plan
-    assert run("plan", "a", "-o", "out").stdout == plan_text(plan, None, SHARED) + "\n"
+    shown = plan_text(plan, None, SHARED, how_to_estimate="batchrun tune echo")
+    assert run("plan", "a", "-o", "out").stdout == shown + "\n"
     result = run("plan", "a", "-o", "out", "--json")
     shown = json.loads(result.stdout)
     assert (shown["num_unique"], shown["saved_tokens"], shown["units"]) == (100, 3000, 1)
@@ -131,7 +132,9 @@ def test_known_lengths_leave_one_time(plan: Plan) -> None:
 
 
 def test_without_a_measurement_the_plan_says_how_to_get_one(plan: Plan) -> None:
-    assert "time      unknown: batchrun tune measures" in plan_text(plan, None, SHARED)
+    shown = plan_text(plan, None, SHARED, how_to_estimate="batchrun tune m --dtype float32")
+    assert "time      unknown: batchrun tune m --dtype float32 measures the model on this machine" in shown
+    assert "time" not in plan_text(plan, None, SHARED), "nothing measures it"
 
 
 def test_summary_of_a_job_that_shared_nothing_on_purpose() -> None:

@@ -12,10 +12,10 @@ from batchrun.errors import (
     BatchrunError,
     DataError,
     InputMissing,
-    Interrupted,
     JobMismatch,
     ModelUnavailable,
     OutputRefused,
+    StoppedByUser,
     StoppedEarly,
     StorageFailed,
 )
@@ -143,7 +143,7 @@ def test_wrong_usage_is_one_line_and_nothing_runs(
         (StorageFailed("disk full"), 74),
         (StoppedEarly("drained"), 75),
         (JobMismatch("out.batchrun", ("template", "seed")), 78),
-        (Interrupted("saved"), 130),
+        (StoppedByUser("saved"), 130),
     ],
 )
 def test_every_error_is_one_line_with_its_exit_code(
@@ -170,7 +170,7 @@ def test_interrupt_outside_the_job_is_130(library: Library, run: Run) -> None:
     library.outcome = KeyboardInterrupt()
     result = run("submit", "a", "-o", "out")
     assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1] == "error: interrupted; the same command goes on from here"
+    assert result.stderr.splitlines()[-1] == "error: stopped by SIGINT; the same command goes on from here"
 
 
 def test_submit_prints_the_folder_on_stdout_and_the_summary_on_stderr(library: Library, run: Run) -> None:
@@ -181,7 +181,7 @@ def test_submit_prints_the_folder_on_stdout_and_the_summary_on_stderr(library: L
         "rows       63 · 3 failed (overlong_prompt 2, template_error 1) · 5 duplicates share an answer",
         "           template_error: row 3: 'body'\\x1b[31m is undefined",
         "prompts    1,000 tokens · prefix hit 75.0% · 250 computed",
-        "output     4,096 tokens · 1,024.0 tok/s",
+        "output     4,096 tokens · 1,024.0 tok/s in the engine",
         "preempted  3 · 12.0MiB swapped · 111 tokens recomputed",
         "time       8s · 4s in the engine · 77 steps",
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchrun.cli_signals import interrupt_once, stopping_on_signals
-from batchrun.errors import Interrupted, StoppedEarly
+from batchrun.errors import StoppedByUser, StoppedEarly
 from batchrun.stop import AT_ONCE, DRAIN, StopRequest
 from tests.cli.fake_library import Library, Run
 
@@ -25,7 +25,7 @@ def test_level_rises_to_at_once_and_the_first_signal_names_the_end() -> None:
     assert str(error) == "stopped by SIGTERM: 7 of 63 rows are committed; the same command goes on from here"
     interrupted = StopRequest()
     interrupted.request("SIGINT")
-    assert isinstance(interrupted.error("all saved"), Interrupted)
+    assert isinstance(interrupted.error("all saved"), StoppedByUser)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("number", "ended"), [(signal.SIGTERM, StoppedEarly), (signal.SIGINT, Interrupted)], ids=["SIGTERM", "SIGINT"]
+    ("number", "ended"), [(signal.SIGTERM, StoppedEarly), (signal.SIGINT, StoppedByUser)], ids=["SIGTERM", "SIGINT"]
 )
 def test_signals_raise_the_level_a_third_leaves_and_the_rest_is_not_heard(
     number: signal.Signals, ended: type[BaseException]
@@ -88,13 +88,13 @@ def test_signals_in_the_middle_of_an_import_end_the_program_by_its_exit_code(tmp
 import os, signal, sys
 from contextlib import nullcontext
 from batchrun.cli_signals import interrupt_once, stopping_on_signals
-from batchrun.errors import Interrupted
+from batchrun.errors import StoppedByUser
 from batchrun.stop import StopRequest
 signal.signal(signal.SIGINT, interrupt_once)
 try:
     with {block}:
         exec("for _ in range(4): os.kill(os.getpid(), signal.SIGINT)")
-except (KeyboardInterrupt, Interrupted):
+except (KeyboardInterrupt, StoppedByUser):
     sys.exit(130)
 """)
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])

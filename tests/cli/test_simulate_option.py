@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchrun.cli_report import plan_text
+from batchrun.errors import NotMeasured
 from batchrun.plan.plan import Plan
 from batchrun.plan.sharing import Sharing
 from batchrun.tune.fleet import Crew, Fleet
@@ -84,6 +85,21 @@ def test_without_it_nothing_is_simulated(planned: Library, run: Run) -> None:
     assert planned.simulated == []
     assert "workers" not in shown.stdout
     assert json.loads(run("plan", "a", "-o", "out", "--json").stdout)["fleet"] is None
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_without_a_measurement_the_plan_is_made_and_the_rest_is_said(
+    planned: Library, run: Run, form: tuple[str, ...]
+) -> None:
+    """The whole plan was refused. Asked for and not given is an error all the same."""
+    planned.not_measured = NotMeasured("--simulate: m was not measured here; batchrun tune m measures it")
+    result = run("plan", "a", "-o", "out", "--simulate", "1..4", *form)
+    assert (result.exit_code, len(planned.jobs)) == (2, 1)
+    assert result.stderr.splitlines()[-1] == f"error: {planned.not_measured}"
+    if form:
+        assert json.loads(result.stdout)["fleet"] is None
+    else:
+        assert result.stdout == plan_text(PLAN, None, Sharing(True), how_to_estimate="batchrun tune echo") + "\n"
 
 
 def lines(fleet: Fleet) -> list[str]:

@@ -68,13 +68,33 @@ def test_status_of_a_job_that_says_nothing() -> None:
     [
         ("planned", "planned · nothing has run yet; batchrun resume runs it"),
         ("interrupted", "interrupted · its process is gone; what was committed is kept, batchrun resume goes on"),
-        ("cancelled", "cancelled · stopped cleanly; batchrun resume goes on"),
+        ("stopped", "stopped · all that was done is saved; batchrun resume goes on"),
         ("failed", "failed · ended with an error; what was committed is kept, batchrun resume goes on"),
         ("output_missing", "output missing · it was complete, but its result was moved, deleted or has lost files; "),
     ],
 )
 def test_status_of_a_job_that_nobody_runs_says_what_to_do(word: StatusWord, said: str) -> None:
     assert said in status_text(replace(DONE, status=word), at_s=0.0).splitlines()[0]
+
+
+@pytest.mark.parametrize("code", [2, 65, 69])
+def test_a_job_that_was_refused_is_not_to_be_resumed(code: int) -> None:
+    """`resume` has the same options, and was advised."""
+    error = {"message": "the model cannot be divided; leave out --tensor-parallel", "exit_code": code}
+    failed = replace(DONE, status="failed", progress={"error": error})
+    assert status_text(failed, at_s=0.0).splitlines()[:3] == [
+        "status  failed · ended with an error; what was committed is kept",
+        "error   the model cannot be divided; leave out --tensor-parallel",
+        "        batchrun resume would fail so again; when that is mended, or with other options, submit goes on",
+    ]
+
+
+def test_a_job_whose_engine_or_disk_failed_is_to_be_resumed() -> None:
+    failed = replace(DONE, status="failed", progress={"error": {"message": "no space left", "exit_code": 74}})
+    assert status_text(failed, at_s=0.0).splitlines()[:2] == [
+        "status  failed · ended with an error; what was committed is kept, batchrun resume goes on from there",
+        "error   no space left",
+    ]
 
 
 def test_status_json_is_one_object(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

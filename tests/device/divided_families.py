@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from batchrun.engine.group import Group, require_divisible
+from batchrun.divisible import require_divisible
+from batchrun.engine.group import Group
 from batchrun.engine.model import Model
 from batchrun.errors import ModelUnavailable
 from batchrun.quiet import quiet_transformers

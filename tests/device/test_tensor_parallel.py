@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from batchrun.checkpoint import Checkpoint, resolve
+from batchrun.divisible import require_divisible
 from batchrun.engine import ranks as subject
 from batchrun.engine.follower import carry_out
-from batchrun.engine.group import Group, require_devices, require_divisible
+from batchrun.engine.group import Group, require_devices
 from batchrun.engine.model import Model
 from batchrun.engine.orders import Logits, Order
 from batchrun.engine.ranks import LedShards, Ranks

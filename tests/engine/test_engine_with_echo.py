@@ -132,6 +132,7 @@ def random_job(seed: int, schedule: Schedule | None = None, *, has_states: bool 
     }
     statistics = engine.statistics()
     assert statistics.kv_usage == 0.0, "blocks are still referenced after the last row"
+    assert 0.0 < statistics.kv_peak <= 1.0
     latencies = engine.latencies()
     assert latencies.first_token.count == len(requests)
     assert latencies.per_token.count == statistics.counters.output_tokens - len(requests)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.engine.kv_table import Workload, made_tree, run, sampled, workload
+from tests.engine.test_latencies import SteppedClock, finish, make_engine, request
 
 
 def mixed(seed: int) -> Workload:
@@ -17,6 +18,15 @@ def test_every_shared_token_is_found_in_a_pool_that_holds_what_runs() -> None:
     """Beside rows that come and go at their own time, in a tree of four levels."""
     work = made_tree(3000)
     assert run(work, run(work, None).peak).counters.cached_tokens >= 0.97 * work.most_hits > 0
+
+
+def test_the_engine_knows_its_peak_to_the_block() -> None:
+    """Also that of a step whose rows all end with it, after which nothing is in use."""
+    engine = make_engine(SteppedClock(), num_blocks=40, max_num_batched_tokens=64)
+    for row_idx in range(3):
+        engine.add(request(row_idx, 9, 1))
+    finish(engine)
+    assert (engine.statistics().kv_usage, engine.statistics().kv_peak) == (0.0, 9 / 40)
 
 
 def test_few_slots_of_the_blocks_in_use_are_empty() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from batchrun.engine.echo import EOS_TOKEN_ID, EchoRunner
 from batchrun.engine.engine import Engine
-from batchrun.engine.request import Request, SamplingParams
+from batchrun.engine.request import Request, SamplingParams, TokenLogprobs
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.latency import Latencies
 
@@ -105,11 +105,30 @@ def test_decodes_that_wait_for_a_prompt_have_had_a_long_time_per_token():
     assert measured["fcfs"] == of(queue=[0, 0], first_token=[1, 3], per_token=[4, *[1] * 6])
 
 
-def test_a_resumed_row_has_had_its_first_token():
+def test_a_resumed_row_has_had_its_first_token_and_the_wait_before_it():
+    """The wait in the queue was measured once more, so that percentiles that stand side by side were of other rows."""
     clock = SteppedClock()
     engine = make_engine(clock)
     engine.add(request(0, 4, 5, output_ids=(7, 7)))
-    assert finish(engine) == of(queue=[0], per_token=[1, 1])
+    assert finish(engine) == of(per_token=[1, 1])
+
+
+def test_waits_are_of_rows_that_got_their_first_token():
+    """A row that has begun when a job stops is measured when it runs again, and not twice."""
+    clock = SteppedClock()
+    engine = make_engine(clock)
+    engine.add(request(0, 40, 2))
+    engine.step()
+    assert engine.latencies() == of()
+    assert finish(engine) == of(queue=[0], first_token=[3], per_token=[1])
+
+
+def test_rows_that_are_only_read_have_a_wait_and_no_first_token():
+    engine = make_engine(SteppedClock(), max_num_seqs=1)
+    for row_idx in range(2):
+        reads = TokenLogprobs(np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int32))
+        engine.add(request(row_idx, 4, 0, reads=reads))
+    assert finish(engine) == of(queue=[0, 1])
 
 
 def test_the_time_away_of_a_preempted_row_counts():

@@ -10,7 +10,9 @@ def report(num: int, *, mean_output_len: float = 10.0) -> EngineReport:
     queue = Histogram()
     queue.add(0.5, times=num)
     return EngineReport(
-        Statistics(Counters(steps=num, rows_finished=num, prompt_tokens=10 * num), num, num, 0, num, kv_usage=num / 10),
+        Statistics(
+            Counters(steps=num, rows_finished=num, prompt_tokens=10 * num), num, num, 0, num, num / 10, kv_peak=num / 5
+        ),
         mean_output_len,
         busy_s=float(num),
         latencies=Latencies(queue=queue),
@@ -23,6 +25,7 @@ def test_totals_are_of_all_and_gauges_of_those_that_run() -> None:
     assert both.statistics.counters == Counters(steps=12, rows_finished=12, prompt_tokens=120)
     assert (both.statistics.num_running, both.statistics.num_nodes) == (6, 6)
     assert round(both.statistics.kv_usage, 3) == 0.3
+    assert round(both.statistics.kv_peak, 3) == 0.8, "a worker that is gone had its peak"
     assert both.mean_output_len == (2 * 10 + 4 * 40 + 6 * 20) / 12
     assert both.busy_s == 12.0
     assert both.latencies.queue.count == 12

@@ -244,6 +244,13 @@ def test_fingerprint_values_are_short_single_lines_and_tell_texts_apart(text: st
     assert value != fingerprint(load(system=text + "!"))["system"]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_deterministic_is_for_float32(dtype: str) -> None:
+    """It was found when the weights were loaded."""
+    with pytest.raises(UsageError, match=f"--deterministic needs --dtype float32, not {dtype}"):
+        load(deterministic=True, dtype=dtype)
+
+
 @pytest.mark.parametrize("options", [{"quantization": "int8"}, {"deterministic": True}])
 def test_what_is_not_proven_of_several_ranks_is_refused(options: dict[str, object]) -> None:
     assert load(tensor_parallel=1, **options).tensor_parallel == 1

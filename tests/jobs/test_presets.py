@@ -73,8 +73,13 @@ def test_a_file_beside_the_presets_is_none() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_missing_column_is_refused_with_the_option_that_names_another(texts: Path, name: str) -> None:
-    option = "--target-col" if name == "score" else "--prompt-col"
-    with pytest.raises(DataError, match=f"^{option}: the input has no column 'text'; it has: review, language$"):
+    option, more = "--prompt-col", ""
+    if name == "score":
+        option, more = (
+            "--target-col",
+            "; --target-col names the text that is scored, --prompt-col what stands before it",
+        )
+    with pytest.raises(DataError, match=f"^{option}: the input has no column 'text'; it has: review, language{more}$"):
         br.plan(texts, preset=name, model="echo")
 
 

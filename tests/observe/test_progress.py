@@ -68,6 +68,7 @@ def run_at(elapsed_s: float, tokens_done: int, rows_done: int = 0) -> RunProgres
             num_preempted=0,
             num_nodes=3,
             kv_usage=0.83,
+            kv_peak=0.9,
         ),
     )
 
@@ -102,7 +103,7 @@ def test_log_has_a_line_at_once_one_a_minute_and_one_at_the_end(records: Records
         ("progress", {"stage": "order", "rows": 7}),
         ("progress", {"stage": "run", "rows": "0/63", "tokens": "20.0%", "tok_s": 0, "eta": "unknown"} | same),
         ("progress", {"stage": "run", "rows": "9/63", "tokens": "30.0%", "tok_s": 10, "eta": "7m00s"} | same),
-        ("completed", {"rows": "63/63", "failed": 2, "tok_s": 10, "elapsed": "1m03s"}),
+        ("completed", {"rows": "63/63", "failed": 2, "output_tokens": 630, "elapsed": "1m03s"}),
     ]
 
 
@@ -119,7 +120,7 @@ def test_log_lines_hold_no_carriage_return_nor_escape(records: Records) -> None:
         "INFO progress stage=run rows=0/63 tokens=0.1% failed=2 tok_s=10 hit=0.71 kv=0.83 "
         "running=7 preemptions=1 eta=unknown",
         "WARNING bad \\x1b[31m row",
-        "INFO completed rows=63/63 failed=2 tok_s=10 elapsed=1m03s",
+        "INFO completed rows=63/63 failed=2 output_tokens=630 elapsed=1m03s",
     ]
     assert lines[-1] == ""
     assert not {"\r", "\x1b"} & set(stream.getvalue())
@@ -136,7 +137,7 @@ def test_json_lines_hold_the_same_keys() -> None:
         "message": "completed",
         "rows": "63/63",
         "failed": 2,
-        "tok_s": 10,
+        "output_tokens": 630,
         "elapsed": "1m03s",
     }
 

@@ -13,7 +13,7 @@ FACTS = {
 
 
 def progress(elapsed_s: float, rows_done: int, *, rows_total: int = 1000, **counters: int) -> RunProgress:
-    statistics = Statistics(Counters(**counters), 7, 20, 1, 33, kv_usage=0.5)
+    statistics = Statistics(Counters(**counters), 7, 20, 1, 33, kv_usage=0.5, kv_peak=0.5)
     first_token = Histogram()
     first_token.add(0.25, times=max(rows_done, 1))
     slowest = tuple(

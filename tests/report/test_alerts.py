@@ -8,6 +8,7 @@ import pytest
 from batchrun.engine.statistics import Counters
 from batchrun.latency import Histogram, Latencies
 from batchrun.report.alerts import State, Verdict, judge
+from batchrun.report.facts import best_hit_rate
 from batchrun.report.series import Sample, Series
 from tests.report.samples import sample, series
 
@@ -76,7 +77,22 @@ def test_few_hits_are_the_pools_fault_when_the_plan_finds_more() -> None:
 
 def test_few_hits_say_nothing_before_all_of_the_plan_has_run() -> None:
     found = verdict("prefix hit rate", series(counted(prompt_tokens=100, cached_tokens=10)), best_hit_rate=None)
-    assert (found.state, found.measured) == ("unknown", "10.0% of the rows that ran, not all that are planned")
+    assert (found.state, found.measured) == ("unknown", "10.0% of the rows on record, not all that are planned")
+
+
+def test_hits_are_never_more_than_the_most_there_are() -> None:
+    found = verdict("prefix hit rate", series(counted(prompt_tokens=1000, cached_tokens=170)), best_hit_rate=0.168)
+    assert found.measured == "17.0%, of at most 17.0% by the plan"
+
+
+@pytest.mark.parametrize(
+    ("task", "num_given", "best"),
+    [("choose", 0, 0.25), ("choose", 400, 0.25), ("choose", 900, 2 / 3), ("generate", 900, 0.25)],
+)
+def test_the_most_hits_of_choices_are_of_what_the_engine_was_given(task: str, num_given: int, best: float) -> None:
+    """Requests of one row share its prompt, which the plan has once; a row that runs again does not."""
+    plan = {"task": task, "prompt_tokens": 400, "unique_prompt_tokens": 300}
+    assert best_hit_rate(plan, num_given) == pytest.approx(best)
 
 
 def test_a_small_batch_is_the_pools_fault_or_the_steps() -> None:

@@ -13,13 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchrun import lifecycle, planning
-from batchrun.observe.events import Event, Message
+from batchrun.errors import DataError, StoppedEarly
+from batchrun.observe.events import Event, Message, RunBegan
 from batchrun.plan.prefixes import read_prefixes
 from batchrun.report.facts import gather
 from batchrun.report.report import write_report
 from batchrun.report.series import read
 from batchrun.stop import StopRequest
 from batchrun.store.layout import Layout
+from batchrun.store.status import status
 from tests.run.conftest import EchoJob
 from tests.run.conftest import echo_job as echo_job
 
@@ -138,10 +140,44 @@ def test_a_killed_and_resumed_job_shows_both_runs_and_the_gap(echo_job) -> None:
     assert [run.ended for run in series.runs] == [None, "completed"]
     page = at.report.read_text()
     assert page.count('class="gap"') >= 6
-    assert "without a word" in page
+    assert re.findall(r"interrupted|completed</td>", page) == ["interrupted", "completed</td>"]
     total = series.total
     assert total is not None
     assert total.rows_done == 3000
+
+
+def test_a_job_that_ends_between_two_looks_has_its_peak_and_no_more_hits_than_there_are(echo_job) -> None:
+    """The pool was empty whenever somebody looked, and each choice is a request with the whole prompt."""
+    job = echo_job(30)
+    job.submit(task="choose", choice=("praise", "blame", "prose"), block_size=4)
+    facts = gather(job.out, str(job.out))
+    assert facts.series.peak_kv_bytes > 0
+    assert json.loads(Layout(job.out).summary.read_text())["peak_kv_bytes"] == facts.series.peak_kv_bytes
+    rate, best = re.findall(r"[\d.]+(?=%)", next(one.measured for one in facts.verdicts if "hit rate" in one.rule))
+    assert float(rate) <= float(best)
+
+
+def test_the_report_of_a_job_that_stopped_or_failed_says_so_and_why(echo_job) -> None:
+    """It said that the job runs: whoever wrote it still held the job."""
+    job, stop = echo_job(300), StopRequest()
+
+    def late(event: Event) -> None:
+        if isinstance(event, RunBegan):
+            stop.request("SIGTERM")
+            stop.request("SIGTERM")
+
+    with pytest.raises(StoppedEarly):
+        lifecycle.submit(job.job(), late, stop)
+    at = Layout(job.out)
+    assert "<h1>Stopped; resume goes on from there</h1>" in at.report.read_text()
+    assert json.loads(at.summary.read_text())["status"] == status(job.out).status == "stopped"
+    with pytest.raises(DataError, match="raise --kv-cache-memory"):
+        job.submit(kv_cache_memory="1KiB")
+    page = at.report.read_text()
+    assert "<h1>Failed</h1>" in page
+    assert "raise --kv-cache-memory" in page
+    look = status(job.out)
+    assert (look.status, look.progress["error"]["exit_code"]) == ("failed", 65)
 
 
 def test_a_planned_job_has_a_report_too(echo_job) -> None:

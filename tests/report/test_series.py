@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -79,6 +80,18 @@ def test_recorded_samples_are_what_was_added_between_them(at: Layout) -> None:
     assert [row.row_idx for row in run.total.slowest] == list(range(40, 30, -1))
 
 
+def test_the_peak_between_two_looks_is_kept(at: Layout) -> None:
+    """Only what was seen at the moment of a look counted, so that a short run had a peak of nothing."""
+    recorder = Recorder(at, at.tmp, Clock())
+    recorder(BEGAN)
+    for elapsed_s, usage, peak in ((1.0, 0.0, 0.2), (2.0, 0.1, 0.2), (3.0, 0.1, 0.7)):
+        event = progress(elapsed_s, 1)
+        recorder(replace(event, statistics=replace(event.statistics, kv_usage=usage, kv_peak=peak)))
+    recorder.close("completed")
+    assert [sample.kv_peak for sample in read(at.series).samples] == [0.2, 0.1, 0.7]
+    assert read(at.series).peak_kv_bytes == round(0.7 * BEGAN.pool_bytes)
+
+
 def test_a_killed_process_leaves_its_samples_and_the_next_goes_on_behind_them(at: Layout) -> None:
     record(at, 3, ending=None)
     with at.series.open("ab") as file:
@@ -131,14 +144,14 @@ def test_how_it_ended_is_written_whatever_ends_it(tmp_path: Path) -> None:
             observe(progress(1.0, 5))
             raise error
 
-    for error, how in ((KeyboardInterrupt, "cancelled"), (RuntimeError, "failed")):
+    for error, how in ((KeyboardInterrupt, "stopped"), (RuntimeError, "failed")):
         with pytest.raises(error):
             work(error)
         assert read(at.series).runs[-1].ended == how
     with store.lock(), kept(at), recording(store, lambda event: None) as observe:
         observe(BEGAN)
         observe(progress(1.0, 5))  # of 1,000
-    assert read(at.series).runs[-1].ended == "cancelled"
+    assert read(at.series).runs[-1].ended == "stopped"
 
 
 def test_a_series_that_cannot_be_written_is_said_once_and_costs_nothing_else(tmp_path: Path) -> None:

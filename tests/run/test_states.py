@@ -167,6 +167,21 @@ def test_beams_are_refused_when_it_is_planned(rows: Rows) -> None:
         rows.generate(num_beams=2)
 
 
+def test_what_its_configuration_rules_out_is_refused_when_it_is_planned(rows: Rows) -> None:
+    """It was only when the weights were loaded, and the job was left to be resumed in vain."""
+    for options, why in (
+        ({"deterministic": True}, "keeps states, for which --deterministic is not proven"),
+        ({"tensor_parallel": 2}, "leave out --tensor-parallel"),
+    ):
+        for begin in (
+            lambda options=options: plan(rows.job(**options), ignore, StopRequest()),
+            lambda options=options: rows.generate(**options),
+        ):
+            with pytest.raises(ModelUnavailable, match=why):
+                begin()
+    assert not (rows.folder / "out.batchrun").exists()
+
+
 def test_its_steps_are_not_measured(rows: Rows) -> None:
     with pytest.raises(ModelUnavailable, match="keeps states"):
         tune(rows.job(), Weights(), True, ignore)

@@ -83,7 +83,7 @@ def test_job_that_is_being_planned_is_validating_and_planned_afterwards(bench):
         (None, "interrupted"),
         ("in_progress", "interrupted"),
         ("finalizing", "interrupted"),
-        ("cancelled", "cancelled"),
+        ("stopped", "stopped"),
         ("failed", "failed"),
         ("nonsense", "interrupted"),
     ],
@@ -133,7 +133,7 @@ def test_cancelling_while_it_is_held(bench):
         bench.plan(store, 3)
         store.at.cancel.touch()
 
-        assert status(bench.out).status == "cancelling"
+        assert status(bench.out).status == "stopping"
 
 
 def test_damaged_part_is_named(bench):

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from batchrun import planning
-from batchrun.errors import UsageError
-from batchrun.job import Job
-from batchrun.tune.profile import save
+from batchrun.errors import NotMeasured, UsageError
+from batchrun.job import MEASURED, Job
+from batchrun.tune.profile import Options, save
+from tests.device.tiny_families import make_model
 from tests.tune.profiles import make_profile
 
 
@@ -23,8 +24,34 @@ def test_without_a_name_it_is_what_was_measured_here_with_as_many_threads(
     save(cache, profile)
     assert planning.find_device(job(), None) == profile
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with pytest.raises(UsageError, match="OMP_NUM_THREADS=1 batchrun tune echo measures it, or name a device"):
+    with pytest.raises(NotMeasured, match=r"; OMP_NUM_THREADS=1 batchrun tune echo measures it$"):
         planning.find_device(job(), None)
+
+
+def test_only_remedies_that_work_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`echo` was to be run on a named device, and there to be run on none."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    folder = tmp_path / "tiny model"
+    make_model("llama").save_pretrained(folder)
+    tune, device = f"batchrun tune '{folder}'", "name a device: --simulate 8xh100-80gb"
+    for options, remedy in (
+        ({}, f"{tune} measures it, or {device}"),
+        ({"dtype": "bfloat16"}, f"{tune} --dtype bfloat16 measures it, or {device}"),
+        ({"dtype": "float32", "enforce_eager": True}, f"{tune} --dtype float32 --enforce-eager measures it"),
+        ({"quantization": "int8"}, "nothing measures it yet, leave out --simulate"),
+    ):
+        asked = job(model=str(folder), **options)
+        with pytest.raises(NotMeasured) as refused:
+            planning.find_device(asked, None)
+        assert str(refused.value).endswith(f"as the job would run it; {remedy}")
+        command = planning.how_to_estimate(asked)
+        assert command is None if "nothing" in remedy else remedy.startswith(f"{command} measures it")
+
+
+def test_a_command_that_measures_measures_what_the_job_runs(cache: Path) -> None:
+    """What it takes of the job is all that a profile tells apart, but for what it cannot measure."""
+    told = {*MEASURED, "model", "quantization"}
+    assert {*Options.model_fields} <= told
 
 
 def test_a_name_may_be_the_file_of_a_profile(cache: Path) -> None:
