@@ -32,7 +32,7 @@ _DIFFERENCES_SHOWN = 10
 _WHAT_NOW: Mapping[StatusWord, str] = {
     "planned": "nothing has run yet; batchrun resume runs it",
     "interrupted": "its process is gone; what was committed is kept, batchrun resume goes on from there",
-    "stopped": "all that was done is saved; batchrun resume goes on from there",
+    "cancelled": "all that was done is saved; batchrun resume goes on from there",
     "failed": "ended with an error; what was committed is kept, batchrun resume goes on from there",
     "output_missing": "it was complete, but its result was moved, deleted or has lost files; "
                       "batchrun resume writes it again from the parts once nothing is there",

@@ -45,9 +45,9 @@ def showing(store: Store, observe: Observe) -> Iterator[Observe]:
     ending, failure = "failed", None
     try:
         yield record
-        ending = "finalizing" if latest is None or latest.rows_done == latest.rows_total else "stopped"
+        ending = "finalizing" if latest is None or latest.rows_done == latest.rows_total else "cancelled"
     except KeyboardInterrupt:
-        ending = "stopped"
+        ending = "cancelled"
         raise
     except BatchrunError as error:
         failure = error

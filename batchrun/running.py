@@ -78,7 +78,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
                 raise
             if not ran.is_complete:
                 _report(store, observe)
-                observe(_finished("stopped", store, plan, ran, began))
+                observe(_finished("cancelled", store, plan, ran, began))
                 raise stop.error(_saved(store, plan))
         rows = scan(opened.files, opened.kept.names, job.limit)
         shape = Shape(job.partition_by, job.file_size, job.order)
@@ -157,7 +157,9 @@ def _footer(opened: OpenedJob) -> dict[str, str]:
     return {"batchrun.version": __version__, "batchrun.model": opened.checkpoint.spec.name}
 
 
-def _finished(how: Literal["completed", "stopped"], store: Store, plan: Plan, ran: local.Ran, began: float) -> Finished:
+def _finished(
+    how: Literal["completed", "cancelled"], store: Store, plan: Plan, ran: local.Ran, began: float
+) -> Finished:
     done = store.counts()
     return Finished(
         how=how,

@@ -96,7 +96,7 @@ class Message:
 class Finished:
     """The run is over: every row has an answer or an error, or it was asked to stop and can be resumed."""
 
-    how: Literal["completed", "stopped"]
+    how: Literal["completed", "cancelled"]
     rows_done: int
     rows_total: int
     rows_failed: int

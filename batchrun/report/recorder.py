@@ -19,7 +19,7 @@ from batchrun.store.durable import new_name, storage_errors, write_file
 from batchrun.store.layout import Layout
 from batchrun.store.store import Store
 
-Ending = Literal["completed", "stopped", "failed"]
+Ending = Literal["completed", "cancelled", "failed"]
 MOST_SAMPLES = 600
 _SHORTEST_S = 1.0
 _METRICS_EVERY_S = 10.0
@@ -51,9 +51,9 @@ def recording(store: Store, observe: Observe, send: Send = lambda metrics: None)
     ending: Ending = "failed"
     try:
         yield record
-        ending = "completed" if recorder.is_all_done else "stopped"
+        ending = "completed" if recorder.is_all_done else "cancelled"
     except KeyboardInterrupt:
-        ending = "stopped"
+        ending = "cancelled"
         raise
     finally:
         tried(lambda: recorder.close(ending))

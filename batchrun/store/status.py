@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args
 from batchrun.store import counts
 from batchrun.store.layout import Layout
 
-# Where the OpenAI Batch API has a word for it, its word; "stopped" is not its "cancelled", after which nothing goes on.
+# The words of the OpenAI Batch API, and three that it has no need of.
 StatusWord = Literal[
-    "validating", "failed", "in_progress", "finalizing", "completed", "stopping", "stopped", "planned", "interrupted",
-    "output_missing",
+    "validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled",
+    "planned", "interrupted", "output_missing",
 ]  # fmt: skip
-_ENDINGS = {"failed", "stopped"}
+_ENDINGS = {"failed", "cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class RequestCounts:
 class Status:
     """One look at a job.
 
-    `status` "validating" means that a process plans the job; "planned" that nobody has run it yet; "stopped" that it
-    was asked to and has saved everything, "failed" that it ended with an error, "interrupted" that its process was
+    `status` "validating" means that a process plans the job; "planned" that nobody has run it yet; "cancelled" that it
+    was asked to stop and has saved everything, "failed" that it ended with an error, "interrupted" that its process was
     gone without a word;
     "output_missing" that the result was published and is not at OUT any more. The same command goes on from any of
     them. `errors` counts failed rows by type. `progress` is what the process said of its rates at `progress_at`
@@ -114,7 +114,7 @@ def _is_this_process(holder: Holder) -> bool:
 
 def _word_of_held(at: Layout, is_done: bool) -> StatusWord:
     if at.cancel.exists():
-        return "stopping"
+        return "cancelling"
     if is_done:
         return "finalizing"
     return "in_progress" if at.plan.exists() else "validating"

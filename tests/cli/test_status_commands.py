@@ -68,7 +68,7 @@ def test_status_of_a_job_that_says_nothing() -> None:
     [
         ("planned", "planned · nothing has run yet; batchrun resume runs it"),
         ("interrupted", "interrupted · its process is gone; what was committed is kept, batchrun resume goes on"),
-        ("stopped", "stopped · all that was done is saved; batchrun resume goes on"),
+        ("cancelled", "cancelled · all that was done is saved; batchrun resume goes on"),
         ("failed", "failed · ended with an error; what was committed is kept, batchrun resume goes on"),
         ("output_missing", "output missing · it was complete, but its result was moved, deleted or has lost files; "),
     ],

@@ -169,8 +169,8 @@ def test_the_report_of_a_job_that_stopped_or_failed_says_so_and_why(echo_job) ->
     with pytest.raises(StoppedEarly):
         lifecycle.submit(job.job(), late, stop)
     at = Layout(job.out)
-    assert "<h1>Stopped; resume goes on from there</h1>" in at.report.read_text()
-    assert json.loads(at.summary.read_text())["status"] == status(job.out).status == "stopped"
+    assert "<h1>Cancelled; resume goes on from there</h1>" in at.report.read_text()
+    assert json.loads(at.summary.read_text())["status"] == status(job.out).status == "cancelled"
     with pytest.raises(DataError, match="raise --kv-cache-memory"):
         job.submit(kv_cache_memory="1KiB")
     page = at.report.read_text()

@@ -144,14 +144,14 @@ def test_how_it_ended_is_written_whatever_ends_it(tmp_path: Path) -> None:
             observe(progress(1.0, 5))
             raise error
 
-    for error, how in ((KeyboardInterrupt, "stopped"), (RuntimeError, "failed")):
+    for error, how in ((KeyboardInterrupt, "cancelled"), (RuntimeError, "failed")):
         with pytest.raises(error):
             work(error)
         assert read(at.series).runs[-1].ended == how
     with store.lock(), kept(at), recording(store, lambda event: None) as observe:
         observe(BEGAN)
         observe(progress(1.0, 5))  # of 1,000
-    assert read(at.series).runs[-1].ended == "stopped"
+    assert read(at.series).runs[-1].ended == "cancelled"
 
 
 def test_a_series_that_cannot_be_written_is_said_once_and_costs_nothing_else(tmp_path: Path) -> None:

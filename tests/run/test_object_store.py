@@ -94,7 +94,7 @@ def test_cancelled_from_another_machine(echo_job, s3, tmp_path, monkeypatch):
 
     _, said = process.communicate()
     assert process.returncode == 75, said
-    assert json.loads(call("status", URL, "--json"))["status"] == "stopped"
+    assert json.loads(call("status", URL, "--json"))["status"] == "cancelled"
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_an_unfinished_retry_goes_on_by_the_same_command_only(echo_job):
     with pytest.raises(StoppedEarly):
         again(job, "row_idx >= 100", StoppedSoon(), max_tokens=60)
     assert job.result() == before
-    assert status(job.out).status == "stopped"
+    assert status(job.out).status == "cancelled"
     with pytest.raises(
         AnswersDiffer, match=r"a retry of 200 rows of .* is unfinished \(differing: changes\); batchrun"
     ):

@@ -83,7 +83,7 @@ def test_job_that_is_being_planned_is_validating_and_planned_afterwards(bench):
         (None, "interrupted"),
         ("in_progress", "interrupted"),
         ("finalizing", "interrupted"),
-        ("stopped", "stopped"),
+        ("cancelled", "cancelled"),
         ("failed", "failed"),
         ("nonsense", "interrupted"),
     ],
@@ -133,7 +133,7 @@ def test_cancelling_while_it_is_held(bench):
         bench.plan(store, 3)
         store.at.cancel.touch()
 
-        assert status(bench.out).status == "stopping"
+        assert status(bench.out).status == "cancelling"
 
 
 def test_damaged_part_is_named(bench):
