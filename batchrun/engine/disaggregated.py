@@ -82,7 +82,7 @@ class DisaggregatedEngine(Engine):
             self._go_on_alone()
 
     def _order(self, prefiller: Prefiller) -> None:
-        blocks = self.scheduler.blocks
+        blocks, prefills = self.scheduler.blocks, []
         if self._queue:
             # Slots may be free whose blocks are still being copied to the device.
             self._runner.wait_for_copies()
@@ -95,9 +95,11 @@ class DisaggregatedEngine(Engine):
                 continue
             host_slots = blocks.lend_host_slots(num_slots)
             if not host_slots:
-                return
+                break
             self._ordered[request.key] = _Ordered(self._queue.popleft(), host_slots)
-            prefiller.order(Prefill.of(request, host_slots))
+            prefills.append(Prefill.of(request, host_slots))
+        if prefills:
+            prefiller.order(prefills)
 
     def _take_over(self, done: Prefilled) -> None:
         self._counted = done.counters

@@ -4,6 +4,7 @@ A row is handed over before its last known token is computed: the decoding engin
 tokens. So nothing but keys and values comes from elsewhere, in host slots that both can read and write.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -51,8 +52,8 @@ class Prefiller(Protocol):
 
     capacity: int
 
-    def order(self, prefill: Prefill) -> None:
-        """Has a row computed behind those ordered before. One that is lost is not told of here."""
+    def order(self, prefills: Sequence[Prefill]) -> None:
+        """Has rows computed behind those ordered before. That it is lost is not told here."""
         ...
 
     def hear(self, *, waits: bool) -> list[Prefilled]:

@@ -55,7 +55,8 @@ def use_gpu(index: int) -> None:
     """Has this process compute on one of the GPUs that it sees. Raises UsageError when there are not so many."""
     num = torch.cuda.device_count()
     if index >= num:
-        raise UsageError(f"{index + 1} workers or more need as many GPUs, but there are {num}; lower --workers")
+        remedy = "lower --workers, or leave out --disaggregate"
+        raise UsageError(f"{index + 1} engines or more need as many GPUs, but there are {num}; {remedy}")
     torch.cuda.set_device(index)
 
 

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,9 +33,10 @@ class InTurns:
         self._num_steps = 0
         self._said: deque[Prefilled] = deque()
 
-    def order(self, prefill: Prefill) -> None:
-        self.ordered.append(prefill)
-        self.engine.add(prefill)
+    def order(self, prefills: Sequence[Prefill]) -> None:
+        self.ordered += prefills
+        for prefill in prefills:
+            self.engine.add(prefill)
 
     def hear(self, *, waits: bool) -> list[Prefilled]:
         assert not waits or self.engine.has_work or self._said, "waits for what nobody does"
