@@ -119,6 +119,9 @@ class TorchRunner:
         ended = self._shard.queues.compute.record()
         return _Computing(on_host, logprobs, ended, self._shard.host, was_split=len(parts) > 1)
 
+    def wait_for_copies(self) -> None:
+        self._shard.host.wait()
+
     def close(self) -> None:
         self._shards.close()
 

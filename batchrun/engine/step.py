@@ -220,6 +220,10 @@ class Runner(Protocol):
         """Swap, compute and sample. All that the step needs is read before it returns."""
         ...
 
+    def wait_for_copies(self) -> None:
+        """Returns when all that was launched has been read from host slots, and written to them."""
+        ...
+
     def close(self) -> None:
         """Ends what was started for the runner; no launch after it."""
         ...

@@ -90,6 +90,9 @@ class Imagined:
         tokens = np.zeros(len(batch.sampled), dtype=np.int32)
         return Ended(Sampled(tokens, swap_bytes=swapped, swap_seconds=swap_s))
 
+    def wait_for_copies(self) -> None:
+        pass
+
     def close(self) -> None:
         """There is nothing to end."""
 
