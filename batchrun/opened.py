@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from batchrun.checkpoint import Checkpoint, cache_folder, load_tokenizer, resolve
-from batchrun.errors import DataError
+from batchrun.errors import DataError, UsageError
 from batchrun.job import Job
 from batchrun.latency import Latencies
 from batchrun.outcome import Outcome
@@ -81,6 +81,9 @@ def open_job(job: Job) -> OpenedJob:
     files = expand(job.inputs)
     store = Store.open(job.output, overwrite=job.overwrite)
     opened = OpenedJob(job, files, find_model(job), store)
+    spec = opened.checkpoint.spec
+    if job.disaggregate and spec.has_states:
+        raise UsageError(f"{spec.name} keeps states, which --disaggregate cannot hand over; leave it out")
     taken = sorted({*opened.kept.names} & {*published(opened.results, job.n).names})
     if taken:
         raise DataError(

@@ -104,8 +104,7 @@ class Admission:
         that had to leave does, so before any waiting row."""
         sequence = Sequence(request, self._num_started)
         self._num_started += 1
-        # Those before it the other engine has counted.
-        self._counters.prompt_tokens += not request.output_ids
+        self._counters.prompt_tokens += sequence.prompt_len
         num_computed = sequence.num_tokens - 1
         self._blocks.take_over(sequence, host_slots, num_computed)
         sequence.num_lost, sequence.num_preemptions = num_computed, 1

@@ -79,13 +79,11 @@ class DisaggregatedEngine(Engine):
                 self._take_over(done)
         except PrefillerLost as lost:
             _log.warning("the process that computes prompts %s; the rest of the job is computed without it", lost)
+            prefiller.close()
             self._go_on_alone()
 
     def _order(self, prefiller: Prefiller) -> None:
         blocks, prefills = self.scheduler.blocks, []
-        if self._queue:
-            # Slots may be free whose blocks are still being copied to the device.
-            self._runner.wait_for_copies()
         while self._queue and len(self._ordered) + self.scheduler.num_preempted < self.scheduler.config.max_num_seqs:
             request = self._queue[0]
             num_slots = blocks.blocks_for(num_handed_over(request))
@@ -99,10 +97,12 @@ class DisaggregatedEngine(Engine):
             self._ordered[request.key] = _Ordered(self._queue.popleft(), host_slots)
             prefills.append(Prefill.of(request, host_slots))
         if prefills:
+            # Slots may be free whose blocks are still being copied to the device.
+            self._runner.wait_for_copies()
             prefiller.order(prefills)
 
     def _take_over(self, done: Prefilled) -> None:
-        self._counted = done.counters
+        self._counted, self.busy_elsewhere_s = done.counters, done.busy_s
         for key in done.filled:
             row = self._ordered.pop(key)
             self.scheduler.take_over(row.request, row.host_slots)
@@ -143,6 +143,5 @@ class DisaggregatedEngine(Engine):
         return replace(
             here,
             counters=here.counters + self._counted,
-            num_running=here.num_running + len(self._ordered),
-            num_waiting=self.num_waiting,
+            num_waiting=self.num_waiting + len(self._ordered),
         )

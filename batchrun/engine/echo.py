@@ -50,6 +50,7 @@ class EchoRunner:
         self.num_host_slots = num_host_slots
         self.num_state_slots = num_state_slots
         self.block_bytes = 8 * block_size
+        self.block_format = f"{self.block_bytes} bytes"
         self.is_gpu = False
         self.overlaps = overlaps
         self.num_free_tokens = num_free_tokens

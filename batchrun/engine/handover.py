@@ -36,11 +36,13 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """After a step of the prefilling engine: whose slots are filled, whose never will be, and all it has counted."""
+    """After a step of the prefilling engine: whose slots are filled, whose never will be, all that it has counted, and
+    the processor time that it has taken; seconds."""
 
     filled: tuple[Key, ...]
     failed: tuple[Key, ...]
     counters: Counters
+    busy_s: float
 
 
 class PrefillerLost(Exception):
@@ -60,6 +62,10 @@ class Prefiller(Protocol):
         """What has been done since the last call; with `waits`, of one step at least. Raises PrefillerLost."""
         ...
 
+    def close(self) -> None:
+        """Ends it, also one that is lost, and gives back what it took of the machine."""
+        ...
+
 
 def num_handed_over(request: Request) -> int:
     """How many of a row's tokens another engine may compute."""
@@ -67,5 +73,6 @@ def num_handed_over(request: Request) -> int:
 
 
 def uncounted(counters: Counters) -> Counters:
-    """What the prefilling engine counted, but for the tokens and rows that are nobody's answers."""
-    return replace(counters, output_tokens=0, rows_finished=0)
+    """What the prefilling engine counted, but for what is nobody's answer, and for prompts and places in the batch: the
+    decoding engine counts all rows and its own batch."""
+    return replace(counters, prompt_tokens=0, output_tokens=0, rows_finished=0, slot_steps=0, busy_slot_steps=0)

@@ -1,19 +1,19 @@
 """The engine that computes prompts for another one: its own scheduler, pool and prefix tree, and no answers.
 
 A row is in it until its tokens are computed; then its blocks are copied to host slots that the other engine has
-chosen, and free again. What fails here is left to the other engine, which finds out which row is at fault.
+chosen, and free again. After a failure all rows are left to the other engine, which finds out which one is at fault.
 """
 
-import logging
+import time
 from dataclasses import replace
 
 from batchrun.engine.handover import Key, Prefill, Prefilled, uncounted
 from batchrun.engine.scheduler import Scheduler, SchedulerConfig
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.step import Runner, ScheduledBatch
-from batchrun.errors import BatchrunError
+from batchrun.errors import BatchrunError, EngineFailed
 
-_log = logging.getLogger(__name__)
+_MOST_FAILURES = 3  # one after another, and it is no row's fault
 
 
 class PrefillEngine:
@@ -23,6 +23,8 @@ class PrefillEngine:
         self.scheduler = Scheduler(replace(config, num_host_slots=0, num_free_tokens=0))
         self._runner = runner
         self._host_slots: dict[Key, tuple[int, ...]] = {}
+        self._num_failures = 0
+        self._busy_before = time.process_time()
 
     @property
     def has_work(self) -> bool:
@@ -45,14 +47,18 @@ class PrefillEngine:
         """
         try:
             filled, failed = self._advance()
+            self._num_failures = 0
         except BatchrunError:
             raise
-        except Exception:
-            _log.debug("a step of prompts failed; its rows are left to the engine that decodes", exc_info=True)
+        except Exception as error:
+            self._num_failures += 1
+            if self._num_failures == _MOST_FAILURES:
+                raise EngineFailed(f"steps fail one after another: {type(error).__name__}: {error}") from error
             filled, failed = (), self._give_back()
         for key in (*filled, *failed):
             del self._host_slots[key]
-        return Prefilled(filled, failed, uncounted(self.scheduler.counters))
+        busy_s = time.process_time() - self._busy_before
+        return Prefilled(filled, failed, uncounted(self.scheduler.counters), busy_s)
 
     def _advance(self) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
         """The rows that are handed over, and those whose logits are not finite."""
@@ -67,11 +73,11 @@ class PrefillEngine:
         return tuple(one.request.key for one in computed), tuple(completion.key for completion in failed)
 
     def _give_back(self) -> tuple[Key, ...]:
-        """Forgets every row that has begun, and all that was computed."""
-        begun = self.scheduler.start_over()
-        for sequence in begun:
+        """Forgets every row, and all that was computed."""
+        for sequence in self.scheduler.start_over():
             self.scheduler.drop(sequence)
-        return tuple(sequence.request.key for sequence in begun)
+        self.scheduler.admission.close()
+        return tuple(self._host_slots)
 
     def check(self) -> None:
         """States every invariant between two steps; for tests."""

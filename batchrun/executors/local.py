@@ -144,10 +144,6 @@ def load(
 
 def _load_two(job: Job, checkpoint: Checkpoint, tokenizer: Tokenizer, plan: PlanSummary) -> Loaded:
     """The job's engine, and another one in a process of its own that computes prompts for it."""
-    if checkpoint.spec.has_states:
-        raise ModelUnavailable(
-            f"{checkpoint.spec.name} keeps states, which --disaggregate cannot hand over; leave it out"
-        )
     if job.swap_space is None:
         usual = _ECHO_HOST_BYTES if checkpoint.folder is None else _HANDED_OVER_BYTES
         job = job.model_copy(update={"swap_space": usual})
@@ -159,7 +155,7 @@ def _load_two(job: Job, checkpoint: Checkpoint, tokenizer: Tokenizer, plan: Plan
         begun.callback(runner.close)
         if not runner.num_host_slots:
             raise UsageError(f"--swap-space holds no block of {runner.block_bytes} bytes to hand over; raise it")
-        prefill.wait_until_ready()
+        prefill.wait_until_ready(runner.block_format)
         loaded = _engine_on(runner, job, checkpoint.spec, tokenizer, plan, prefill)
         begun.pop_all()
         return loaded

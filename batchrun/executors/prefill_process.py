@@ -13,9 +13,10 @@ from multiprocessing import Pipe
 from typing import Any
 
 from batchrun.checkpoint import Checkpoint
+from batchrun.child import same_modules
 from batchrun.engine.handover import Prefill, Prefilled, PrefillerLost
 from batchrun.engine.host_memory import anonymous
-from batchrun.errors import BatchrunError, EngineFailed
+from batchrun.errors import BatchrunError, EngineFailed, UsageError
 from batchrun.job import Job
 
 _END_S = 10.0  # for a process to end by itself
@@ -33,9 +34,10 @@ class Brief:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded; there is room for rows of `capacity` tokens."""
+    """The model is loaded; there is room for rows of `capacity` tokens, in blocks of this format."""
 
     capacity: int
+    block_format: str
 
 
 class PrefillProcess:
@@ -45,8 +47,8 @@ class PrefillProcess:
         """The job says how large the swap space is."""
         assert job.swap_space, "keys and values are handed over in swap space"
         self.capacity = 0
-        self._num_threads_before, num_threads = _divided_threads(job, checkpoint)
         self._memory = os.fdopen(anonymous(job.swap_space), "r+b", buffering=0)
+        self._num_threads_before, num_threads = _divided_threads(job, checkpoint)
         ours, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
@@ -55,7 +57,7 @@ class PrefillProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), self.swap_descriptor],
-                env=os.environ | num_threads,
+                env=os.environ | same_modules() | num_threads,
                 start_new_session=True,
             )
         self._connection = ours
@@ -66,9 +68,10 @@ class PrefillProcess:
         """Of the memory, until `wait_until_ready`."""
         return self._memory.fileno()
 
-    def wait_until_ready(self) -> None:
-        """To be called when this process has mapped the memory. Raises what the other one cannot load for, and
-        EngineFailed when it ends without a word."""
+    def wait_until_ready(self, block_format: str) -> None:
+        """To be called when this process has mapped the memory, with the format of its blocks. Raises what the other
+        one cannot load for, UsageError when its blocks have another one, and EngineFailed when it ends without a word.
+        """
         self._memory.close()
         try:
             said: Any = self._connection.recv()
@@ -76,6 +79,11 @@ class PrefillProcess:
             raise EngineFailed(f"the process that computes prompts {self._ending()} while it loaded") from None
         if isinstance(said, BatchrunError):
             raise said
+        if said.block_format != block_format:
+            raise UsageError(
+                f"--disaggregate cannot hand over blocks of {said.block_format} where others are of {block_format}; "
+                "leave it out"
+            )
         self.capacity = said.capacity
 
     def order(self, prefills: Sequence[Prefill]) -> None:
@@ -87,7 +95,7 @@ class PrefillProcess:
             while (waits and not said) or self._connection.poll():
                 message: Any = self._connection.recv()
                 if isinstance(message, BatchrunError):
-                    raise PrefillerLost(f"has failed: {message}")
+                    raise PrefillerLost(f"has failed: {str(message).partition(chr(10))[0]}")
                 said.append(message)
         except (EOFError, OSError):
             if not said:

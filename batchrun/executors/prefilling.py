@@ -40,11 +40,11 @@ def main() -> NoReturn:
 
 def _receive(connection: "Connection[Any, Any]", received: "SimpleQueue[Any]") -> None:
     """Ends the process when the other one does, even in the middle of a step."""
-    while True:
-        try:
+    try:
+        while True:
             received.put(connection.recv())
-        except (EOFError, OSError):
-            os._exit(0)
+    finally:
+        os._exit(0)
 
 
 def _serve(connection: "Connection[Any, Any]", received: "SimpleQueue[Any]") -> NoReturn:
@@ -55,7 +55,7 @@ def _serve(connection: "Connection[Any, Any]", received: "SimpleQueue[Any]") -> 
     eos_token_ids = brief.checkpoint.spec.eos_token_ids
     config = configure(brief.job, runner, eos_token_ids, shares_prefixes=brief.shares_prefixes)
     engine = PrefillEngine(config, runner)
-    connection.send(Ready(engine.capacity))
+    connection.send(Ready(engine.capacity, runner.block_format))
     while True:
         while not engine.has_work or not received.empty():
             for prefill in received.get():

@@ -69,6 +69,7 @@ class Imagined:
         swap_space = min(_SWAP_AT_MOST, pool_bytes) if job.swap_space is None else job.swap_space
         self.block_size = job.block_size
         self.block_bytes = pool.kv_bytes_per_token * job.block_size
+        self.block_format = "nothing"
         self.num_blocks = max(pool_bytes // self.block_bytes, -(-longest_len // job.block_size))
         self.num_state_slots = 0  # of models that have states nothing is known
         self.num_host_slots = swap_space // self.block_bytes

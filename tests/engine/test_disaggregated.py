@@ -3,8 +3,9 @@
 import os
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from batchrun.engine.request import Completion, Request, SamplingParams
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Ended, ScheduledBatch
+from batchrun.errors import EngineFailed
 from tests.engine.test_engine_with_echo import expected, random_prompts, requests_of
 
 
@@ -31,6 +33,7 @@ class InTurns:
         self._rng = rng
         self._lost_after = lost_after
         self._num_steps = 0
+        self.is_closed = False
         self._said: deque[Prefilled] = deque()
 
     def order(self, prefills: Sequence[Prefill]) -> None:
@@ -49,6 +52,9 @@ class InTurns:
                 self.engine.check()
         num = len(self._said) if waits else self._rng.randint(0, len(self._said))
         return [self._said.popleft() for _ in range(num)]
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def make(rng: random.Random, num_blocks: int, num_host_slots: int, block_size: int = 4, **options):
@@ -86,6 +92,28 @@ class Poisoned:
 
     def __getattr__(self, name: str):
         return getattr(self._runner, name)
+
+
+class Clumsy(Poisoned):
+    """A runner that raises for some of the steps with copies to the host."""
+
+    def __init__(self, runner: EchoRunner, fails: Callable[[], bool]) -> None:
+        super().__init__(runner, set())
+        self._fails = fails
+
+    def launch(self, batch: ScheduledBatch) -> Ended:
+        if batch.swap_outs and self._fails():
+            raise RuntimeError("no copy")
+        return super().launch(batch)
+
+
+class Counted(Poisoned):
+    """A runner that counts how often its copies are waited for."""
+
+    num_waits = 0
+
+    def wait_for_copies(self) -> None:
+        self.num_waits += 1
 
 
 def run(engine: DisaggregatedEngine, requests: list[Request], *, at_a_time: int = 1000) -> dict[int, Completion]:
@@ -203,6 +231,69 @@ def test_a_row_at_fault_fails_once_and_the_others_are_answered() -> None:
         row: expected(requests[row]) for row in done if row != 5
     }
     assert len(prefiller.ordered) == 12
+
+
+def test_rows_whose_copies_fail_are_not_lost() -> None:
+    """What was computed of them is, and the prefiller knows nothing of them any more."""
+    rng = random.Random(4)
+    requests = requests_of([[row, *range(7, 7 + row)] for row in range(3, 33)], [SamplingParams(max_tokens=4)] * 30)
+    engine, prefiller = make(rng, 200, 200)
+    prefiller.engine._runner = Clumsy(prefiller.engine._runner, cycle([True, False]).__next__)
+    done = run(engine, requests)
+    assert {row: list(done[row].token_ids) for row in done} == {row: expected(requests[row]) for row in range(30)}
+    blocks = engine.scheduler.blocks
+    assert blocks.num_free_host_slots == blocks.num_host_slots
+    assert not prefiller.engine.has_work
+
+
+def test_a_prefiller_whose_steps_all_fail_says_so() -> None:
+    """Else the job would go on without one, and nobody would know."""
+    _, prefiller = make(random.Random(1), 200, 200, poison=set(range(9)))
+    for row in range(2):
+        prefiller.order([Prefill.of(requests_of([[3, 4, 5]], [SamplingParams()])[0], (row,))])
+        assert prefiller.engine.step().failed == ((0, 0),)
+    prefiller.order([Prefill.of(requests_of([[3, 4, 5]], [SamplingParams()])[0], (2,))])
+    with pytest.raises(EngineFailed, match="steps fail one after another: ValueError: a spoiled row"):
+        prefiller.engine.step()
+
+
+def test_copies_are_waited_for_when_slots_are_lent_only() -> None:
+    """A device would be idle meanwhile."""
+    requests = requests_of([[row, 7, 8, 9] for row in range(3, 23)], [SamplingParams(max_tokens=40)] * 20)
+    engine, prefiller = make(random.Random(1), 200, 200, max_num_seqs=2)
+    runner = engine._runner = Counted(engine._runner, set())
+    run(engine, requests)
+    assert 0 < runner.num_waits <= len(prefiller.ordered) == 20
+
+
+def test_a_prompt_is_counted_once_also_where_it_is_computed_twice() -> None:
+    """Rows that were with a prefiller that was lost."""
+    prompts = [[row, *range(10, 10 + 5 * row)] for row in range(3, 23)]
+    for seed in range(20):
+        engine, _ = make(random.Random(seed), 400, 400, lost_after=2 + seed % 5)
+        run(engine, requests_of(prompts, [SamplingParams(max_tokens=5, ignore_eos=True)] * len(prompts)))
+        assert engine.statistics().counters.prompt_tokens == sum(map(len, prompts))
+
+
+def test_a_row_that_is_with_the_prefiller_waits() -> None:
+    """The batch has places for 3 rows, and no more can run."""
+    requests = requests_of([[row, 7, 8, 9] for row in range(3, 23)], [SamplingParams(max_tokens=30)] * 20)
+    engine, _ = make(random.Random(2), 200, 200, max_num_seqs=3)
+    for request in requests:
+        engine.add(request)
+    num_done = 0
+    while engine.has_work:
+        num_done += len(engine.step())
+        now = engine.statistics()
+        assert now.num_running <= 3
+        assert now.num_running + now.num_preempted + now.num_waiting == 20 - num_done
+
+
+def test_a_lost_prefiller_is_closed() -> None:
+    """Its share of the machine is this engine's then."""
+    engine, prefiller = make(random.Random(1), 200, 200, lost_after=1)
+    run(engine, requests_of([[row, 7, 8, 9] for row in range(3, 23)], [SamplingParams(max_tokens=4)] * 20))
+    assert prefiller.is_closed
 
 
 def test_a_prefill_is_of_all_known_tokens_but_the_last() -> None:

@@ -1,6 +1,7 @@
 """Jobs with a process that computes prompts: the result is that of one engine, whichever process ends on the way."""
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -12,13 +13,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchrun.errors import UsageError
-from tests.run.conftest import EchoJob
+from batchrun import lifecycle
+from batchrun.errors import EngineFailed, UsageError
+from batchrun.observe.events import Event, RunProgress
+from batchrun.stop import StopRequest
+from batchrun.store.layout import Layout
+from tests.run.conftest import EchoJob, environment
 from tests.run.test_kill import SLOW, committed
 from tests.run.test_workers import submit_with, until
 
 TWO = ("--disaggregate", *SLOW)
 _WARNING = "the process that computes prompts"
+# The beginning of a `sitecustomize` whose next lines are for the prefiller.
+_IN_PREFILLER = """
+import os, sys
+if "batchrun.executors.prefilling" in sys.orig_argv:
+"""
 
 
 def prefillers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -145,6 +155,91 @@ if "batchrun.executors.prefilling" in sys.orig_argv:
 """
     done = submit_with(job, job.folder / "code", spoiled, *TWO)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+def test_blocks_that_mean_something_else_are_not_handed_over(job: EchoJob) -> None:
+    """As where two GPUs differ, or one process has no compiled kernel."""
+    spoiled = f"""
+{_IN_PREFILLER}
+    from batchrun.engine.echo import EchoRunner
+    from batchrun.engine.prefill_engine import PrefillEngine
+    init = PrefillEngine.__init__
+    def other(self, config, runner):
+        runner.block_format = "128 bytes of something else"
+        init(self, config, runner)
+    PrefillEngine.__init__ = other
+"""
+    done = submit_with(job, job.folder / "code", spoiled, *TWO)
+    assert done.returncode == 2, done.stderr
+    assert "cannot hand over blocks of 128 bytes of something else where others are of 128 bytes;" in done.stderr
+
+
+def test_a_stuck_prefiller_is_given_up_and_leaves_nothing_behind(job: EchoJob) -> None:
+    """The call returns when nobody has its stderr any more."""
+    stuck = f"""
+{_IN_PREFILLER}
+    import time
+    from batchrun.engine.prefill_engine import PrefillEngine
+    PrefillEngine.step = lambda self: time.sleep(1000)
+"""
+    done = submit_with(job, job.folder / "code", stuck, *TWO, "--step-timeout", "1s")
+    assert done.returncode == 70, done.stderr
+    assert "a step did not end within 1 s (--step-timeout)" in done.stderr
+    assert "rows at the prefiller" in Layout(job.out).stuck.read_text()
+
+
+def test_a_prefiller_ends_with_a_job_that_is_killed_while_it_loads(job: EchoJob) -> None:
+    folder = job.folder / "code"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(f"""
+{_IN_PREFILLER}
+    import time
+    from batchrun.engine.echo import EchoRunner
+    EchoRunner.__init__ = lambda self, *args, **options: time.sleep(1000)
+""")
+    paths = os.pathsep.join([str(folder), environment()["PYTHONPATH"]])
+    process = subprocess.Popen(
+        job.command("submit", *TWO), stderr=subprocess.PIPE, env=environment() | {"PYTHONPATH": paths}
+    )
+    until(lambda: prefillers_of(process))
+    (prefiller,) = prefillers_of(process)
+    process.kill()
+    process.communicate()
+    assert not prefiller.is_running() or prefiller.status() == psutil.STATUS_ZOMBIE
+
+
+def test_it_has_the_modules_of_the_process_that_starts_it(job: EchoJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not just those of an installation."""
+    (job.folder / "sitecustomize.py").write_text(f"{_IN_PREFILLER}\n    os._exit(3)\n")
+    monkeypatch.syspath_prepend(job.folder)
+    with pytest.raises(EngineFailed, match="ended with code 3 while it loaded"):
+        job.submit(disaggregate=True)
+
+
+def test_its_processor_time_counts(job: EchoJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of workers does."""
+    (job.folder / "sitecustomize.py").write_text(f"""
+{_IN_PREFILLER}
+    import time
+    from batchrun.engine.prefill_engine import PrefillEngine
+    advance = PrefillEngine._advance
+    def burn(self):
+        PrefillEngine._advance = advance
+        while time.process_time() - self._busy_before < 5:
+            pass
+        return advance(self)
+    PrefillEngine._advance = burn
+""")
+    monkeypatch.syspath_prepend(job.folder)
+    events: list[Event] = []
+    lifecycle.submit(job.job(disaggregate=True, limit=20), events.append, StopRequest())
+    assert [event for event in events if isinstance(event, RunProgress)][-1].busy_s >= 5
+
+
+def test_where_processes_share_no_memory_it_is_refused(job: EchoJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(UsageError, match=r"--disaggregate needs memory that processes share, .* on Linux only"):
+        job.submit(disaggregate=True)
 
 
 def test_swap_space_that_holds_no_block_is_refused(job: EchoJob) -> None:
