@@ -211,6 +211,9 @@ class Job(BaseModel):
     tensor_parallel: int = option(
         "Engine", 1, "Processes that compute the model together, each with its share of weights and KV.", ge=1
     )
+    disaggregate: bool = option(
+        "Engine", False, "Compute prompts in a process of their own, which hands their KV over to the one that decodes."
+    )
     deterministic: bool = option(
         "Engine", False, "A row's text depends on the row alone, to the byte, or the model is refused (CPU, float32)."
     )

@@ -19,6 +19,7 @@ def check_together(job: "Job") -> None:
     _check_task(job)
     _check_beams(job)
     _check_ranks(job)
+    _check_disaggregation(job)
     _check_run(job)
 
 
@@ -103,6 +104,22 @@ def _check_ranks(job: "Job") -> None:
         raise ValueError("--tensor-parallel cannot go with --workers or --executor ray: one engine has all ranks")
     if job.deterministic:
         raise ValueError("--deterministic cannot go with --tensor-parallel, where the ranks' sums are added up")
+
+
+def _check_disaggregation(job: "Job") -> None:
+    """Raises ValueError: options of a job whose rows are not handed over from one engine to another."""
+    if not job.disaggregate:
+        return
+    if job.task != "generate":
+        raise ValueError(f"--disaggregate is for --task generate; --task {job.task} has nothing to decode")
+    if job.num_beams > 1:
+        raise ValueError("--disaggregate cannot go with --num-beams; leave one of them out")
+    if job.tensor_parallel > 1:
+        raise ValueError("--disaggregate cannot go with --tensor-parallel; leave one of them out")
+    if job.workers > 1 or job.executor != "local":
+        raise ValueError("--disaggregate cannot go with --workers or --executor ray: it has two engines of its own")
+    if job.swap_space == 0:
+        raise ValueError("--disaggregate hands KV over in swap space: raise --swap-space above 0")
 
 
 def _check_run(job: "Job") -> None:

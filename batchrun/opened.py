@@ -69,6 +69,8 @@ class OpenedJob:
         job, spec, folder = self.job, self.checkpoint.spec, self.checkpoint.folder
         if job.deterministic and spec.has_states:
             raise ModelUnavailable(f"{spec.name} keeps states, for which --deterministic is not proven; leave it out")
+        if job.disaggregate and spec.has_states:
+            raise UsageError(f"{spec.name} keeps states, which --disaggregate cannot hand over; leave it out")
         if job.tensor_parallel == 1:
             return
         if folder is None:

@@ -92,6 +92,8 @@ def find_device(job: Job, name: str | None) -> Device:
         raise UsageError(f"--simulate is for generated text, and {what} is timed by nothing yet; leave it out")
     if job.tensor_parallel > 1:
         raise UsageError("--simulate knows no steps of several ranks; leave out --tensor-parallel")
+    if job.disaggregate:
+        raise UsageError("--simulate knows no steps of a prefiller; leave out --disaggregate")
     checkpoint = find_model(job)
     if name in DEVICES:
         return roofline(name, job, checkpoint)

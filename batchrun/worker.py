@@ -279,7 +279,7 @@ class Worker:
         return EngineReport(
             statistics=self._engine.statistics(),
             mean_output_len=self._engine.mean_output_len(self._task.sampling),
-            busy_s=time.process_time() - self._busy_before,
+            busy_s=time.process_time() - self._busy_before + self._engine.busy_elsewhere_s,
             latencies=self._engine.latencies(),
             slowest=self._engine.slowest_rows(),
         )

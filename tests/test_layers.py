@@ -21,9 +21,9 @@ ROOMS = {
     ),
     "engine core": (
         "engine.admission engine.allowed engine.beam_rows engine.beams engine.blocks engine.block_manager "
-        "engine.echo engine.endings engine.isolation engine.lane engine.lengths engine.next_step engine.policies "
-        "engine.preemption engine.radix engine.repetition engine.running engine.scheduler engine.sequence "
-        "engine.speculation engine.step engine.step_time engine.stopwatch"
+        "engine.echo engine.endings engine.handover engine.host_memory engine.isolation engine.lane engine.lengths "
+        "engine.next_step engine.policies engine.preemption engine.radix engine.repetition engine.running "
+        "engine.scheduler engine.sequence engine.speculation engine.step engine.step_time engine.stopwatch"
     ),
     "model files": "checkpoint conversion digest divisible grammars imports quiet schema_keywords tokenizer",
     "job side": "filesystem plan store tasks observe report frames reuse pending tally ledger",

@@ -99,6 +99,17 @@ class Admission:
         self._num_added += 1
         self._blocked_room = None
 
+    def take_over(self, request: Request, host_slots: tuple[int, ...]) -> None:
+        """Takes a row whose tokens but the last another engine has computed into these host slots. It enters as one
+        that had to leave does, so before any waiting row."""
+        sequence = Sequence(request, self._num_started)
+        self._num_started += 1
+        self._counters.prompt_tokens += sequence.prompt_len
+        num_computed = sequence.num_tokens - 1
+        self._blocks.take_over(sequence, host_slots, num_computed)
+        sequence.num_lost, sequence.num_preemptions = num_computed, 1
+        self.put_back(sequence)
+
     def close(self) -> tuple[Request, ...]:
         """Forgets the rows that nobody has begun; they are returned, in plan order."""
         rows = sorted((*self._long, *self._waiting), key=attrgetter("place"))

@@ -35,6 +35,7 @@ class BlockManager:
         self.pool = BlockPool(num_blocks, run_len=max(1, _RUN_TOKENS // block_size))
         self.tree = RadixTree(self.pool, block_size)
         self._free_host_slots = list(range(num_host_slots - 1, -1, -1))
+        self._lent_host_slots: set[int] = set()
         self._free_state_slots = list(range(num_state_slots - 1, -1, -1))
         self._pinned: list[int] = []
         self.most_in_use = 0  # in any step so far
@@ -226,6 +227,24 @@ class BlockManager:
         sequence.num_computed = swapped.num_computed
         return SwapIn(slots, blocks) if slots else None
 
+    def lend_host_slots(self, num: int) -> tuple[int, ...]:
+        """So many places on the host for another engine to write to; none when there are not as many."""
+        if num > self.num_free_host_slots:
+            return ()
+        slots = tuple(self._free_host_slots.pop() for _ in range(num))
+        self._lent_host_slots.update(slots)
+        return slots
+
+    def take_back(self, host_slots: tuple[int, ...]) -> None:
+        """Lent places are free again."""
+        self._lent_host_slots.difference_update(host_slots)
+        self._free_host_slots.extend(host_slots)
+
+    def take_over(self, sequence: Sequence, host_slots: tuple[int, ...], num_computed: int) -> None:
+        """Lent places hold the first tokens of the sequence, which has no blocks."""
+        self._lent_host_slots.difference_update(host_slots)
+        sequence.swapped = Swapped(0, host_slots, num_computed)
+
     def forget_swapped(self, sequence: Sequence) -> None:
         """The sequence's places on the host and its state's slot are free again; what they hold is lost."""
         if sequence.swapped is not None:
@@ -260,7 +279,8 @@ class BlockManager:
                 expected[node.block] += 1
         assert expected == self.pool.ref_counts, "reference counts differ from the references there are"
         kept = [slot for sequence in preempted if sequence.swapped for slot in sequence.swapped.host_slots]
-        assert sorted(kept + self._free_host_slots) == list(range(self.num_host_slots)), "host slots lost or doubled"
+        host_slots = sorted([*kept, *self._lent_host_slots, *self._free_host_slots])
+        assert host_slots == list(range(self.num_host_slots)), "host slots lost or doubled"
         holders = [*running, *(sequence for sequence in preempted if sequence.swapped)] if self.num_state_slots else []
         slots = [-1 if sequence.state_slot is None else sequence.state_slot for sequence in holders]
         assert sorted(slots + self._free_state_slots) == list(range(self.num_state_slots)), "states lost or doubled"

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchrun.engine.allowed import allowed_tokens, token_lists
+from batchrun.engine.host_memory import mapped
 from batchrun.engine.request import PooledHidden, TokenIds, TokenLogprob, TokenLogprobs
 from batchrun.engine.sequence import PENDING, Sequence
 from batchrun.engine.step import NO_TOKEN, Ended, Item, Sampled, ScheduledBatch
@@ -28,7 +29,8 @@ class EchoRunner:
 
     A row's length is decided by the hash as well: each token is the end of text with probability
     1 / `mean_output_len`. With `overlaps` it takes pending tokens from what it sampled last, as a device would. With
-    `num_state_slots` it goes by the hash of what a sequence has computed so far, which is its state.
+    `num_state_slots` it goes by the hash of what a sequence has computed so far, which is its state. Host slots are in
+    the memory of the `swap_descriptor`, if there is one.
     """
 
     def __init__(
@@ -41,17 +43,19 @@ class EchoRunner:
         overlaps: bool = False,
         num_free_tokens: int = 0,
         num_state_slots: int = 0,
+        swap_descriptor: int | None = None,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_host_slots = num_host_slots
         self.num_state_slots = num_state_slots
         self.block_bytes = 8 * block_size
+        self.block_format = f"{self.block_bytes} bytes"
         self.is_gpu = False
         self.overlaps = overlaps
         self.num_free_tokens = num_free_tokens
         self._pool = np.full((num_blocks, block_size), _UNREAD, dtype=np.int64)
-        self._host = np.full((num_host_slots, block_size), _UNREAD, dtype=np.int64)
+        self._host = _host_slots(num_host_slots, block_size, swap_descriptor)
         self._digests = [_UNREAD] * num_state_slots
         self._mean_output_len = mean_output_len
         self._sampled: dict[Sequence, int] = {}  # by the last step
@@ -77,6 +81,9 @@ class EchoRunner:
         return Ended(
             Sampled(tokens, swapped, logprobs=tuple(one for one in logprobs if one is not None), readings=readings)
         )
+
+    def wait_for_copies(self) -> None:
+        pass
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -112,6 +119,13 @@ class EchoRunner:
         context = self._pool[item.sequence.block_table].reshape(-1)[: item.end]
         best = continuations(context)[:num]
         return TokenLogprob(0.0, 1, tuple(token for token, _ in best), tuple(logprob for _, logprob in best))
+
+
+def _host_slots(num: int, block_size: int, descriptor: int | None) -> NDArray[np.int64]:
+    """int64 [num, block_size]"""
+    if descriptor is None or not num:
+        return np.full((num, block_size), _UNREAD, dtype=np.int64)
+    return np.frombuffer(mapped(descriptor, num * block_size * 8), dtype=np.int64).reshape(num, block_size)
 
 
 def _allowed(batch: ScheduledBatch) -> dict[int, NDArray[np.int64]]:

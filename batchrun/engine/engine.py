@@ -73,6 +73,7 @@ class Engine:
         self._runner = runner
         self._stops = StopStrings(decode)
         self._clock = clock
+        self.busy_elsewhere_s = 0.0  # processor time that another process has spent for this engine
         self._stopwatch = Stopwatch()
         self._flight: _Flight | None = None
         self._last_ended = -math.inf

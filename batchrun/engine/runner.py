@@ -53,6 +53,8 @@ class TorchRunner:
         self.num_host_slots = shard.host.num_slots
         self.num_state_slots = states.num_slots if states is not None else 0
         self.block_bytes = shard.cache.block_bytes
+        kv_dtype, kernel = shard.model.kv_place.dtype, shard.cache.attention.name
+        self.block_format = f"{self.block_bytes} bytes of {kv_dtype}, as {kernel} attention has them"
         self.is_gpu = shard.model.place.is_cuda
         # Other ranks know only tokens that are on the host.
         self.overlaps = self.is_gpu and led is None
@@ -118,6 +120,9 @@ class TorchRunner:
         on_host = to_host(tokens)
         ended = self._shard.queues.compute.record()
         return _Computing(on_host, logprobs, ended, self._shard.host, was_split=len(parts) > 1)
+
+    def wait_for_copies(self) -> None:
+        self._shard.host.wait()
 
     def close(self) -> None:
         self._shards.close()

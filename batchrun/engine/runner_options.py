@@ -20,7 +20,8 @@ class RunnerOptions:
     Rows are read where it `reads`, and continued otherwise. A step will have at most `max_num_batched_tokens` tokens of
     `max_num_seqs` rows; a GPU keeps room for such a one. Of a model with states so many rows have one, as far as these
     take half of `kv_cache_memory` at most. The model is divided among `num_ranks` processes, each of which has as much
-    memory for keys and values. Where that is chosen, `num_sharing` such runners divide the host's memory.
+    memory for keys and values. Where that is chosen, `num_sharing` such runners divide the host's memory. Swap
+    space is in the memory of the `swap_descriptor`, if there is one, which another process has as well.
     """
 
     dtype: DTypeName = "auto"
@@ -39,6 +40,7 @@ class RunnerOptions:
     reads: bool = False
     num_ranks: int = 1
     num_sharing: int = 1
+    swap_descriptor: int | None = None
 
 
 def choose_device(name: str) -> torch.device:
@@ -53,7 +55,8 @@ def use_gpu(index: int) -> None:
     """Has this process compute on one of the GPUs that it sees. Raises UsageError when there are not so many."""
     num = torch.cuda.device_count()
     if index >= num:
-        raise UsageError(f"{index + 1} workers or more need as many GPUs, but there are {num}; lower --workers")
+        remedy = "lower --workers, or leave out --disaggregate"
+        raise UsageError(f"{index + 1} engines or more need as many GPUs, but there are {num}; {remedy}")
     torch.cuda.set_device(index)
 
 

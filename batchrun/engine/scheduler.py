@@ -28,7 +28,7 @@ from batchrun.engine.running import Running
 from batchrun.engine.sequence import Sequence
 from batchrun.engine.speculation import Speculation
 from batchrun.engine.statistics import Counters, Statistics
-from batchrun.engine.step import NO_TOKEN, Item, Sampled, ScheduledBatch
+from batchrun.engine.step import NO_TOKEN, Item, Sampled, ScheduledBatch, SwapOut
 from batchrun.errors import EngineFailed, RowError
 
 _ERROR = Ending("error")
@@ -104,6 +104,11 @@ class Scheduler:
         return (*self.running, *self.admission.preempted)
 
     @property
+    def num_preempted(self) -> int:
+        """Sequences that run no more, or not yet, and have begun."""
+        return len(self.admission.preempted)
+
+    @property
     def needs_known_tokens(self) -> bool:
         """Whether a step must not be scheduled while tokens are pending: a running row's sampling looks at them."""
         return any(sequence.request.needs_known_tokens for sequence in self.running)
@@ -113,6 +118,18 @@ class Scheduler:
         assert self.most_tokens(request) <= self.capacity, (request.row_idx, request.max_len, self.capacity)
         assert request.num_sequences <= self.config.max_num_seqs, "a row with more beams than a step may have"
         self.admission.add(request)
+
+    def take_over(self, request: Request, host_slots: tuple[int, ...]) -> None:
+        """Has a row run of which another engine has computed all tokens but the last, into these host slots."""
+        self.admission.take_over(request, host_slots)
+
+    def hand_over(self, sequence: Sequence, host_slots: tuple[int, ...]) -> SwapOut:
+        """Ends a running sequence here, of which all known tokens but the last are computed: for another engine its
+        blocks are to be copied to these host slots, before the next step is launched."""
+        blocks = tuple(sequence.block_table)
+        assert len(blocks) == len(host_slots), f"{len(blocks)} blocks for {len(host_slots)} host slots"
+        self.drop(sequence)
+        return SwapOut(blocks, host_slots)
 
     def schedule(self) -> ScheduledBatch:
         """The next step; empty when all depends on tokens that are pending.
@@ -239,7 +256,7 @@ class Scheduler:
             counters=replace(self.counters),
             num_running=len(self.running),
             num_waiting=self.admission.num_waiting,
-            num_preempted=len(self.admission.preempted),
+            num_preempted=self.num_preempted,
             num_nodes=self.blocks.tree.num_nodes,
             kv_usage=self.blocks.num_in_use / max(self.config.num_blocks, 1),
             kv_peak=self.blocks.most_in_use / max(self.config.num_blocks, 1),
@@ -247,13 +264,12 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, ending: Ending, error: RowError | None = None) -> Completion:
         for one in (sequence, *self._beam_rows.end(sequence)):
-            self._drop(one)
+            self.drop(one)
         self.speculation.forget(sequence)
         reads = sequence.request.reads is not None
         if error is None and not reads:
             self.lengths.observe(len(sequence.output_ids))
         self.counters.rows_finished += 1
-        self.admission.look_again()
         return Completion(
             row_idx=sequence.request.row_idx,
             token_ids=tuple(sequence.output_ids.tolist()),
@@ -267,7 +283,8 @@ class Scheduler:
             readings=sequence.pooled if reads and error is None else None,
         )
 
-    def _drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: Sequence) -> None:
+        """Forgets a begun sequence, of which nothing more is expected here."""
         if sequence in self.admission.preempted:  # by the step after the one that turned out to be its last
             self.admission.preempted.remove(sequence)
             self.blocks.forget_swapped(sequence)
@@ -275,6 +292,7 @@ class Scheduler:
             self.running.remove(sequence)
         self.blocks.release(sequence)
         sequence.is_finished = True
+        self.admission.look_again()
 
     def _count_step(self, batch: ScheduledBatch) -> None:
         counters = self.counters

@@ -147,7 +147,7 @@ class Shard:
         if has_graphs:
             forward = partial(model.forward_planned, cache)
             graphs = StepGraphs(forward, CudaRecorder(), scratch_slot=num_blocks * options.block_size)
-        host = HostPool(cache, swap_space // block_bytes, queues)
+        host = HostPool(cache, swap_space // block_bytes, queues, descriptor=options.swap_descriptor)
         halves = model.halves() if options.reads else None
         return cls(model, cache, host, num_blocks=num_blocks, queues=queues, graphs=graphs, halves=halves)
 

@@ -205,6 +205,7 @@ class Runner(Protocol):
     are carried out in the order of their launches. With `overlaps`, one step may be launched before the last one was
     waited for: a token that is pending on the host is taken from what the last step sampled. A step of
     `num_free_tokens` takes about as long as one of a single token, so that they may be guesses; 0 with `overlaps`.
+    A block can be read by another runner of the same `block_format`.
     """
 
     block_size: int
@@ -212,12 +213,17 @@ class Runner(Protocol):
     num_host_slots: int
     num_state_slots: int
     block_bytes: int
+    block_format: str
     is_gpu: bool
     overlaps: bool
     num_free_tokens: int
 
     def launch(self, batch: ScheduledBatch) -> Launched:
         """Swap, compute and sample. All that the step needs is read before it returns."""
+        ...
+
+    def wait_for_copies(self) -> None:
+        """Returns when all that was launched has been read from host slots, and written to them."""
         ...
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchrun.engine.host_memory import mapped
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.queues import Event, Queues, to_device
 
@@ -52,17 +53,28 @@ class HostPool:
     """`num_slots` block-sized places on the host, page-locked when the cache is on a GPU.
 
     Calls return at once. Afterwards blocks may be used by whatever the compute queue is given next, and host slots by
-    further calls.
+    further calls. With a `descriptor` of memory the places are in it, for another process as well, and not page-locked.
     """
 
-    def __init__(self, cache: KVCache, num_slots: int, queues: Queues, staged_bytes: int = _STAGED_BYTES) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        num_slots: int,
+        queues: Queues,
+        staged_bytes: int = _STAGED_BYTES,
+        descriptor: int | None = None,
+    ) -> None:
         self.num_slots = num_slots
         self._compute, self._copies = queues.compute, queues.copies
         # [num_blocks, elements] each: a block's rows in all of them, side by side, are a row of the host.
         self._pools = [tensor.flatten(1) for pool in cache.pools.values() for tensor in (pool.keys, pool.values)]
         place, width = self._pools[0], sum(pool.shape[1] for pool in self._pools)
         self._block_bytes = width * place.element_size()
-        self._host = torch.empty(num_slots, width, dtype=place.dtype, pin_memory=place.is_cuda)
+        if descriptor is None or not num_slots:
+            self._host = torch.empty(num_slots, width, dtype=place.dtype, pin_memory=place.is_cuda)
+        else:
+            memory = mapped(descriptor, num_slots * self._block_bytes)
+            self._host = torch.frombuffer(memory, dtype=place.dtype).view(num_slots, width)
         self._num_staged = max(1, min(num_slots, staged_bytes // self._block_bytes))
         self._stagings = cycle([_Staging(place.new_empty(self._num_staged, width)) for _ in range(2)])
         self._timed: deque[_Timed] = deque()
@@ -92,6 +104,10 @@ class HostPool:
             self._compute.run(partial(self._scatter, staging.room, some_blocks))
             staging.computed = self._compute.record()
             self._timed.append(_Timed(began, staging.copied, len(some_slots) * self._block_bytes))
+
+    def wait(self) -> None:
+        """Returns when all copies are done."""
+        self._copies.record().wait()
 
     def take_costs(self) -> Moved:
         """Of the copies that have ended since the last call."""

@@ -2,16 +2,18 @@
 
 import logging
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from batchrun.checkpoint import Checkpoint
+from batchrun.engine.disaggregated import DisaggregatedEngine
 from batchrun.engine.echo import EchoRunner
 from batchrun.engine.engine import Engine
 from batchrun.engine.scheduler import SchedulerConfig
 from batchrun.engine.statistics import Counters
 from batchrun.engine.step import Runner
 from batchrun.errors import DataError, ModelUnavailable, UsageError
+from batchrun.executors.prefill_process import PrefillProcess
 from batchrun.imports import import_for_models
 from batchrun.job import Job
 from batchrun.ledger import Ledger
@@ -30,6 +32,8 @@ from batchrun.worker import Pace, Worker
 _log = logging.getLogger(__name__)
 _ECHO_POOL_BYTES = 64 << 20
 _ECHO_HOST_BYTES = 16 << 20
+# Room for prompts that are computed ahead of the rows that run.
+_HANDED_OVER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,14 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an engine is among those of the same machine: on which of its GPUs, and with how many it shares memory."""
+    """Where an engine is among those of the same machine: on which of its GPUs, and with how many it shares memory.
+
+    With a `swap_descriptor` its swap space is in that memory.
+    """
 
     device_index: int = 0
     num_sharing: int = 1
+    swap_descriptor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +82,13 @@ class Loaded:
     engine: Engine
     runner: Runner
     began: RunBegan
+    prefill: PrefillProcess | None = None
 
     def close(self) -> None:
-        """Ends what the runner has started."""
+        """Ends what was started for the engine."""
         self.runner.close()
+        if self.prefill is not None:
+            self.prefill.close()
 
 
 ONLY_PLACE = Place()
@@ -121,6 +132,8 @@ def load(
     job: Job, checkpoint: Checkpoint, tokenizer: Tokenizer, plan: PlanSummary, place: Place = ONLY_PLACE
 ) -> Loaded:
     """The job's engine, ready for the rows of its plan; to be closed. Raises as `run`."""
+    if job.disaggregate:
+        return _load_two(job, checkpoint, tokenizer, plan)
     runner = build_runner(job, checkpoint, place)
     try:
         return _engine_on(runner, job, checkpoint.spec, tokenizer, plan)
@@ -129,12 +142,41 @@ def load(
         raise
 
 
-def _engine_on(runner: Runner, job: Job, spec: ModelSpec, tokenizer: Tokenizer, plan: PlanSummary) -> Loaded:
+def _load_two(job: Job, checkpoint: Checkpoint, tokenizer: Tokenizer, plan: PlanSummary) -> Loaded:
+    """The job's engine, and another one in a process of its own that computes prompts for it."""
+    if job.swap_space is None:
+        usual = _ECHO_HOST_BYTES if checkpoint.folder is None else _HANDED_OVER_BYTES
+        job = job.model_copy(update={"swap_space": usual})
+    shares_prefixes = decide(job.prefix_caching, plan).is_on
+    with ExitStack() as begun:
+        prefill = PrefillProcess(job, checkpoint, shares_prefixes=shares_prefixes)
+        begun.callback(prefill.close)
+        runner = build_runner(job, checkpoint, Place(num_sharing=2, swap_descriptor=prefill.swap_descriptor))
+        begun.callback(runner.close)
+        if not runner.num_host_slots:
+            raise UsageError(f"--swap-space holds no block of {runner.block_bytes} bytes to hand over; raise it")
+        prefill.wait_until_ready(runner.block_format)
+        loaded = _engine_on(runner, job, checkpoint.spec, tokenizer, plan, prefill)
+        begun.pop_all()
+        return loaded
+
+
+def _engine_on(
+    runner: Runner,
+    job: Job,
+    spec: ModelSpec,
+    tokenizer: Tokenizer,
+    plan: PlanSummary,
+    prefill: PrefillProcess | None = None,
+) -> Loaded:
     if bool(runner.num_state_slots) != spec.has_states:
         raise ModelUnavailable(f"{spec.name} keeps states where its config.json says nothing of them, or the reverse")
     shares_prefixes = decide(job.prefix_caching, plan).is_on
     config = configure(job, runner, spec.eos_token_ids, shares_prefixes=shares_prefixes)
-    engine = Engine(config, runner, tokenizer.decode)
+    if prefill is None:
+        engine = Engine(config, runner, tokenizer.decode)
+    else:
+        engine = DisaggregatedEngine(config, runner, tokenizer.decode, prefill)
     if plan.longest_len > engine.capacity:
         raise DataError(
             f"the longest row needs KV for {plan.longest_len:,} tokens, prompt and output, but the pool holds "
@@ -149,7 +191,7 @@ def _engine_on(runner: Runner, job: Job, spec: ModelSpec, tokenizer: Tokenizer, 
         shares_prefixes=shares_prefixes,
         is_gpu=runner.is_gpu,
     )
-    return Loaded(engine, runner, began)
+    return Loaded(engine, runner, began, prefill)
 
 
 def usual_limits(*, is_gpu: bool) -> Limits:
@@ -193,6 +235,7 @@ def build_runner(job: Job, checkpoint: Checkpoint, place: Place = ONLY_PLACE) ->
             num_blocks=(job.kv_cache_memory or _ECHO_POOL_BYTES) // block_bytes,
             block_size=job.block_size,
             num_host_slots=(_ECHO_HOST_BYTES if job.swap_space is None else job.swap_space) // block_bytes,
+            swap_descriptor=place.swap_descriptor,
         )
     # Imported here: planning, status and a complete job need no torch.
     import_for_models()
@@ -220,5 +263,6 @@ def build_runner(job: Job, checkpoint: Checkpoint, place: Place = ONLY_PLACE) ->
         num_ranks=job.tensor_parallel,
         reads=job.task != "generate",
         num_sharing=place.num_sharing,
+        swap_descriptor=place.swap_descriptor,
     )
     return TorchRunner.build(checkpoint, options)

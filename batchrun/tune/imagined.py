@@ -69,6 +69,7 @@ class Imagined:
         swap_space = min(_SWAP_AT_MOST, pool_bytes) if job.swap_space is None else job.swap_space
         self.block_size = job.block_size
         self.block_bytes = pool.kv_bytes_per_token * job.block_size
+        self.block_format = "nothing"
         self.num_blocks = max(pool_bytes // self.block_bytes, -(-longest_len // job.block_size))
         self.num_state_slots = 0  # of models that have states nothing is known
         self.num_host_slots = swap_space // self.block_bytes
@@ -89,6 +90,9 @@ class Imagined:
         self.now_s += self._times.seconds(StepSize.of(batch)) + swap_s
         tokens = np.zeros(len(batch.sampled), dtype=np.int32)
         return Ended(Sampled(tokens, swap_bytes=swapped, swap_seconds=swap_s))
+
+    def wait_for_copies(self) -> None:
+        pass
 
     def close(self) -> None:
         """There is nothing to end."""

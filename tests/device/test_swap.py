@@ -1,5 +1,6 @@
 """Blocks come back from the host as they left, whatever two queues do at the same time."""
 
+import os
 import random
 from collections import deque
 from collections.abc import Callable
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchrun.engine.host_memory import anonymous
 from batchrun.engine.kv_cache import KVCache
-from batchrun.engine.queues import Queues
+from batchrun.engine.queues import Queues, queues_of
 from batchrun.engine.swap import HostPool
 from batchrun_kernels import KVLayer
 from batchrun_kernels.cpu import GatherAttention
@@ -131,3 +133,28 @@ def test_costs_are_told_once_and_only_of_copies_that_have_ended() -> None:
     drain([compute, copies], random.Random(0), at_most=100)
     assert host.take_costs().num_bytes == 2 * cache.block_bytes
     assert host.take_costs().num_bytes == 0
+
+
+def test_another_pool_finds_the_blocks_once_copies_were_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have their slots in the same memory; copies that nobody waits for may come at any time."""
+    giving, taking, compute, copies = make_cache(), make_cache(), LazyQueue(), LazyQueue()
+    rng = random.Random(3)
+
+    def wait(event: LazyEvent) -> None:
+        while not event.is_past:
+            drain([compute, copies], rng, at_most=1)
+
+    monkeypatch.setattr(LazyEvent, "wait", wait)
+    descriptor = anonymous(NUM_SLOTS * giving.block_bytes)
+    out = HostPool(giving, NUM_SLOTS, Queues(compute, copies), giving.block_bytes, descriptor)
+    back = HostPool(taking, NUM_SLOTS, queues_of(torch.device("cpu")), descriptor=descriptor)
+    os.close(descriptor)
+    for block in (3, 1, 5):
+        fill(giving, block, float(block))
+    out.copy_out((3, 1, 5), (0, 7, 8))
+    assert copies.entries
+    out.wait()
+    assert not copies.entries
+    back.copy_in((8, 0, 7), (2, 0, 9))
+    for tensor, source in zip(tensors(taking), tensors(giving), strict=True):
+        assert torch.equal(tensor[[2, 0, 9]], source[[5, 3, 1]])

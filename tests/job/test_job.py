@@ -202,7 +202,7 @@ CHANGES_NONE = {
     "wait_lock": 1, "max_error_rate": 0.5, "overwrite": True, "gpu_memory_utilization": 0.5, "device": "cpu",
     "push_gateway": "http://gateway:9091", "track": "wandb",
     "enforce_eager": True, "speculation": "off", "chunk_alignment_tokens": 7, "long_row_tokens": 9,
-    "tensor_parallel": 2,
+    "tensor_parallel": 2, "disaggregate": True,
 }  # fmt: skip
 
 
@@ -256,6 +256,23 @@ def test_what_is_not_proven_of_several_ranks_is_refused(options: dict[str, objec
     assert load(tensor_parallel=1, **options).tensor_parallel == 1
     with pytest.raises(UsageError, match="cannot go with --tensor-parallel"):
         load(tensor_parallel=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"task": "embed"}, "--task embed"),
+        ({"num_beams": 2}, "--num-beams"),
+        ({"tensor_parallel": 2}, "--tensor-parallel"),
+        ({"workers": 2}, "--workers"),
+        ({"executor": "ray"}, "--executor ray"),
+        ({"swap_space": 0}, "--swap-space"),
+    ],
+)
+def test_what_two_engines_cannot_do_is_refused_by_name(options: dict[str, object], named: str) -> None:
+    assert load(disaggregate=True).disaggregate
+    with pytest.raises(UsageError, match=f"--disaggregate.*{named}"):
+        load(disaggregate=True, **options)
 
 
 def test_a_lane_needs_the_schedule_that_mixes() -> None:

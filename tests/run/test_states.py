@@ -182,6 +182,12 @@ def test_what_its_configuration_rules_out_is_refused_when_it_is_planned(rows: Ro
     assert not (rows.folder / "out.batchrun").exists()
 
 
+def test_two_engines_are_refused_before_anything_is_planned(rows: Rows) -> None:
+    with pytest.raises(UsageError, match="keeps states, which --disaggregate cannot hand over; leave it out"):
+        rows.generate(disaggregate=True)
+    assert not [*rows.folder.glob("*.batchrun/plan")]
+
+
 def test_its_steps_are_not_measured(rows: Rows) -> None:
     with pytest.raises(ModelUnavailable, match="keeps states"):
         tune(rows.job(), Weights(), True, ignore)

@@ -82,5 +82,7 @@ def test_what_would_take_other_steps_is_refused(cache: Path) -> None:
     path = save(cache, make_profile())
     with pytest.raises(UsageError, match="--simulate knows no steps of several ranks; leave out --tensor-parallel"):
         planning.find_device(job(tensor_parallel=2), str(path))
+    with pytest.raises(UsageError, match="--simulate knows no steps of a prefiller; leave out --disaggregate"):
+        planning.find_device(job(disaggregate=True), str(path))
     with pytest.raises(UsageError, match="was measured with other types of numbers"):
         planning.find_device(job(kv_cache_dtype="float16"), str(path))
