@@ -36,3 +36,14 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
         s3_server.client.delete_object(Bucket="lake", Key=key)
     s3_server.requests.clear()
     return s3_server
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Two at least, among which a kernel divides its work, also where a worker has one core."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(2, before))
+    yield
+    torch.set_num_threads(before)

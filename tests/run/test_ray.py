@@ -11,7 +11,7 @@ import pytest
 
 from batchrun.errors import UsageError
 from tests.run.conftest import EchoJob
-from tests.run.test_kill import SLOW, committed
+from tests.run.test_kill import REST, SLOW, committed
 from tests.run.test_workers import until
 
 pytestmark = pytest.mark.skipif(
@@ -89,7 +89,7 @@ def test_a_killed_driver_takes_its_actors_along_and_one_machine_goes_on(
     process.kill()
     process.communicate()
     assert 0 < len(committed(job)) < 800
-    assert job.run("submit", *SLOW).returncode == 0
+    assert job.call("submit", *REST).returncode == 0
     assert job.result() == undisturbed.result()
     # Their places are free again: all three begin.
     other = echo_job(30, job.folder / "other")
@@ -103,7 +103,7 @@ def test_a_drain_reaches_actors(echo_job: Any, undisturbed: EchoJob, nodes: Node
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate()
     assert process.returncode == 75, stderr
-    assert job.run("submit", *SLOW).returncode == 0
+    assert job.call("submit", *REST).returncode == 0
     assert job.result() == undisturbed.result()
 
 
