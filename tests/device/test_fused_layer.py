@@ -20,7 +20,10 @@ from batchrun_kernels.native_layer import Scratch
 from tests.device.family_matrix import logits_over_blocks, make_prompts
 from tests.device.tiny_families import WIDE, make_model
 
-pytestmark = pytest.mark.skipif(native.find() is None, reason="needs the C kernels: a C compiler at installation")
+pytestmark = [
+    pytest.mark.skipif(native.find() is None, reason="needs the C kernels: a C compiler at installation"),
+    pytest.mark.usefixtures("two_threads"),
+]
 
 # Fused layers of two: with biases, norms of heads, norms behind, one product for all heads, experts, part of a head
 # turned; and what is not one: a norm of all heads at once, a factor on what is added, LayerNorms.

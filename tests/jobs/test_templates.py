@@ -18,6 +18,16 @@ from batchrun_jobs.submission import IN_VAIN
 from tests.run.conftest import environment
 
 TEMPLATES = Path(__file__).parents[2] / "jobs" / "templates"
+# Python imports this before anything else. A job of a few hundred rows then takes minutes, in which it mostly sleeps.
+STEPS_TAKE_LONG = """
+import time
+from batchrun.engine.echo import EchoRunner
+launch = EchoRunner.launch
+def launch_late(self, batch):
+    time.sleep(0.5)
+    return launch(self, batch)
+EchoRunner.launch = launch_late
+"""
 
 
 def checked(program: str, *arguments: str | Path) -> str:
@@ -95,14 +105,13 @@ def test_the_batch_script_passes_the_signal_on_and_is_queued_again(reviews: Path
     """`scontrol` writes down what it was asked: there is no cluster here."""
     (reviews / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {reviews}/asked\n')
     (reviews / "scontrol").chmod(0o755)
-    many = pa.table({"review": [f"Review {number}." for number in range(20_000)]})
-    pq.write_table(many, reviews / "export.parquet")
+    (reviews / "sitecustomize.py").write_text(STEPS_TAKE_LONG)
     slow = reviews / "slow"
-    steps = "--max-num-seqs 1 --max-num-batched-tokens 4 --checkpoint-every 0.1s --drain-timeout 0s"
-    slow.write_text(f'#!/bin/sh\nexec {reviews}/batchrun "$@" {steps}\n')
+    slow.write_text(f'#!/bin/sh\nexec {reviews}/batchrun "$@" --max-num-seqs 1 --drain-timeout 0s\n')
     slow.chmod(0o755)
     script = copy("nightly.sbatch", reviews, str(slow))
     variables = environment() | {"SLURM_JOB_ID": "7", "PATH": f"{reviews}:{os.environ['PATH']}"}
+    variables["PYTHONPATH"] = f"{reviews}{os.pathsep}{variables['PYTHONPATH']}"
     process = subprocess.Popen(["bash", str(script)], env=variables, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:

@@ -10,6 +10,8 @@ from torch import Tensor
 from batchrun_kernels import elementwise
 from batchrun_kernels.elementwise import Activation
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 
 def rows(num_rows: int, n: int, *, scale: float = 1.0, seed: int = 0) -> Tensor:
     """[num_rows, n], NaN before and behind it in memory."""

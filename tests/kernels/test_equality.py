@@ -7,6 +7,8 @@ from batchrun_kernels import native
 from batchrun_kernels.worklist import RUNS_HI, Planner
 from tests.kernels.equality import ATOL, CASES, DTYPES, Case, measure
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_reference_or_is_refused(name: str) -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 PARTS = ["device", "suite", "graphs", "engine", "attention", "layers", "job", "cuts"]
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_the_dry_run_does_every_part_at_a_tiny_size(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

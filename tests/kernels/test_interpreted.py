@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_the_triton_kernels_are_right_under_the_interpreter() -> None:
     folder = Path(__file__).parent / "interpreted"

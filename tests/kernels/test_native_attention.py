@@ -14,6 +14,8 @@ from batchrun_kernels.native_attention import NativeAttention
 from batchrun_kernels.reference import ReferenceAttention
 from tests.kernels.steps import BLOCK, ITEMS, MASKS, Step, attend, lay_out, make_step
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 # Blocks below, at, off and beyond 16 positions; widths that end in half a vector pair; groups of 1, 3, 7 and 50.
 SHAPES: tuple[dict[str, int], ...] = (
     {"heads": 9, "kv_heads": 3, "key_dim": 64, "value_dim": 64, "block": 16},

@@ -13,6 +13,8 @@ from tests.kernels.random_steps import random_step
 from tests.kernels.steps import attend, cast
 from tests.kernels.worklists import check
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 
 @pytest.mark.parametrize("hundred", range(10))
 def test_random_steps_equal_the_reference(hundred: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from batchrun.checkpoint import cache_folder, load_tokenizer, resolve
 from tests.endurance.against_beams import TIE, Ids, Plain, prompts, search, without_padding
 
-NUM_ROWS, NUM_TOKENS = 6, 10
+NUM_ROWS, NUM_TOKENS = 4, 10
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def test_texts_are_those_of_transformers(
     penalty = options.get("length_penalty", 1.0)
     for prompt, ours in zip(asked, found.texts, strict=True):
         theirs = without_padding(plain.search(prompt, NUM_TOKENS, **options), eos_token_ids)
-        margin = abs(plain.score(prompt, ours, penalty) - plain.score(prompt, theirs, penalty))
-        assert ours == theirs or margin < TIE, (ours, theirs, margin)
+        if ours != theirs:
+            margin = abs(plain.score(prompt, ours, penalty) - plain.score(prompt, theirs, penalty))
+            assert margin < TIE, (ours, theirs, margin)
     assert found.shared < found.unshared

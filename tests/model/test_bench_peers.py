@@ -32,7 +32,7 @@ def workload() -> Workload:
 @pytest.fixture
 def processes(tmp_path: Path) -> Processes:
     folder = resolve(None, revision=None, cache=cache_folder(), trust_remote_code=False).folder
-    return Processes(tmp_path, Threads.choose(None, pin=False), folder)
+    return Processes(tmp_path, Threads.choose(1, pin=False), folder)
 
 
 # Five processes that load torch, one after another.

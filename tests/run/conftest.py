@@ -1,6 +1,7 @@
 """Jobs on the model without weights: whole runs in a second, with answers that are known in advance."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from batchrun import lifecycle
+from batchrun.cli import batchrun
 from batchrun.engine.echo import EOS_TOKEN_ID, answer
 from batchrun.job import Job
 from batchrun.observe.events import Event
@@ -58,10 +61,13 @@ class EchoJob:
             here += [str(self.source), "-m", "echo", "-o", str(self.out)]
         return [*here, *arguments[1:]]
 
-    def call(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*arguments), capture_output=True, text=True, check=False, env=environment(), **options
-        )
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command as it is typed, in this process: one of its own takes a second to begin."""
+        return typed(*self.command(*arguments)[3:])
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The same in a process of its own."""
+        return subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False, env=environment())
 
     def start(self, *arguments: str, **options: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -79,6 +85,18 @@ class EchoJob:
 
     def result(self) -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in sorted(self.out.iterdir())}
+
+
+def typed(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What `batchrun …` says in this process, and the exit code that it would end with."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        ended = CliRunner().invoke(batchrun, arguments, prog_name="batchrun", catch_exceptions=False)
+    finally:
+        # A job that was stopped hears no signal any more, on its way out.
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return subprocess.CompletedProcess(arguments, ended.exit_code, ended.stdout, ended.stderr)
 
 
 def environment() -> dict[str, str]:

@@ -2,15 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.run.conftest import EchoJob, environment
+from tests.run.conftest import EchoJob, typed
 
 TEMPLATE = "{{ 100 // number }} for {{ body.upper() }}"
 
@@ -76,12 +74,6 @@ def test_a_budget_of_no_errors_exits_65_and_the_result_is_there_all_the_same(bad
     assert len(answers(bad_rows)) == 7
 
 
-def batchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, typed in `folder`."""
-    command = [sys.executable, "-m", "batchrun", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
-
-
 def snapshot(folder: Path) -> dict[str, bytes | None]:
     paths = sorted(folder.rglob("*"))
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
@@ -104,16 +96,17 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
         (["resume", "never"], 66, "no job"),
     ],
 )
-def test_a_bad_job_is_one_line_with_a_remedy_and_changes_nothing(echo_job, arguments, code, said):
+def test_a_bad_job_is_one_line_with_a_remedy_and_changes_nothing(echo_job, monkeypatch, arguments, code, said):
     here = echo_job(20).folder
+    monkeypatch.chdir(here)
     (here / "input.parquet").rename(here / "in.parquet")
     (here / "text.parquet").write_text("not at all")
     (here / "theirs").mkdir()
     (here / "theirs" / "photo.jpg").write_text("precious")
-    batchrun(here, "submit", "in.parquet", "-m", "echo", "-o", "done").check_returncode()
+    typed("submit", "in.parquet", "-m", "echo", "-o", "done").check_returncode()
     before = snapshot(here)
     model = [] if "-m" in arguments or arguments[0] == "resume" else ["-m", "echo"]
-    refused = batchrun(here, *arguments, *model)
+    refused = typed(*arguments, *model)
     assert (refused.returncode, refused.stdout) == (code, ""), refused.stderr
     assert refused.stderr.count("\n") == 1, refused.stderr
     assert refused.stderr.startswith("error: ")

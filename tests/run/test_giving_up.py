@@ -137,12 +137,12 @@ def test_a_stuck_process_ends_also_where_nothing_can_be_written(echo_job: Any) -
 
 def test_a_watchdog_barks_at_a_step_that_does_not_end_and_at_no_other() -> None:
     barked = threading.Event()
-    watchdog = Watchdog(0.2, barked.set)
+    watchdog = Watchdog(0.5, barked.set)
     with watchdog.watching():
-        for _ in range(8):
+        for _ in range(12):
             with watchdog.step():
                 assert not barked.wait(0.05)
-        assert not barked.wait(0.4)
+        assert not barked.wait(0.6)
         with watchdog.step():
             assert barked.wait(60)
 

@@ -13,7 +13,9 @@ from batchrun.store import partial
 from batchrun.store.layout import Layout
 from tests.run.conftest import EchoJob, echo_text
 
-SLOW = ("--max-num-seqs", "4", "--max-tokens", "60", "--checkpoint-every", "0.1s", "--progress", "none")
+# A job that is disturbed, and what ends it: the same job in larger steps, whose result is the same.
+REST = ("--max-tokens", "60", "--progress", "none")
+SLOW = (*REST, "--max-num-seqs", "4", "--checkpoint-every", "0.1s")
 
 
 def committed(job: EchoJob) -> list[int]:
@@ -65,7 +67,7 @@ def stop_once_it_commits(job: EchoJob, number: signal.Signals) -> int:
 @pytest.fixture
 def undisturbed(echo_job, tmp_path):
     job = echo_job(2500, tmp_path / "undisturbed")
-    assert job.call("submit", *SLOW).returncode == 0
+    assert job.call("submit", *REST).returncode == 0
     return job
 
 
@@ -83,7 +85,7 @@ def test_a_job_killed_again_and_again_ends_like_one_that_never_was(echo_job, tmp
         if not codes[-1]:
             break
     assert {-number, 75} & set(codes), "never killed while it ran"
-    assert job.call("submit", *SLOW).returncode == 0
+    assert job.call("submit", *REST).returncode == 0
     assert job.result() == undisturbed.result()
 
 
@@ -122,7 +124,7 @@ def test_a_kill_loses_no_token_of_before_the_last_checkpoint(echo_job):
     kept = partial.load(at)
     assert kept
     assert all(kept.values())
-    assert job.call("submit", *SLOW).returncode == 0
+    assert job.call("submit", *REST).returncode == 0
     assert [row["text"] for row in job.rows()] == [echo_text(prompt, 60) for prompt in job.prompts]
 
 

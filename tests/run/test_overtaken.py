@@ -11,7 +11,7 @@ import pytest
 
 from batchrun.store.layout import Layout
 from tests.run.conftest import EchoJob, environment
-from tests.run.test_kill import SLOW, committed
+from tests.run.test_kill import REST, SLOW, committed
 
 # The command, but a holder counts as gone after a second of silence.
 IMPATIENT = """
@@ -56,7 +56,7 @@ def test_of_a_paused_process_and_its_successor_one_wins_and_the_result_is_that_o
 ):
     job, zombie = paused
     undisturbed = echo_job(2500, tmp_path / "undisturbed")
-    assert undisturbed.call("submit", *SLOW).returncode == 0
+    assert undisturbed.call("submit", *REST).returncode == 0
     num_before = len(committed(job))
     # Its lock is old, so that no --wait-lock is needed to see that it is gone.
     time.sleep(1.5)

@@ -11,7 +11,7 @@ import pytest
 
 from batchrun.errors import UsageError
 from tests.run.conftest import EchoJob
-from tests.run.test_kill import SLOW, committed
+from tests.run.test_kill import REST, SLOW, committed
 from tests.run.test_workers import until
 
 pytestmark = pytest.mark.skipif(
@@ -89,11 +89,11 @@ def test_a_killed_driver_takes_its_actors_along_and_one_machine_goes_on(
     process.kill()
     process.communicate()
     assert 0 < len(committed(job)) < 800
-    assert job.call("submit", *SLOW).returncode == 0
+    assert job.call("submit", *REST).returncode == 0
     assert job.result() == undisturbed.result()
     # Their places are free again: all three begin.
     other = echo_job(30, job.folder / "other")
-    assert other.call("submit", *on(nodes)).returncode == 0
+    assert other.run("submit", *on(nodes)).returncode == 0
 
 
 def test_a_drain_reaches_actors(echo_job: Any, undisturbed: EchoJob, nodes: Nodes) -> None:
@@ -103,13 +103,13 @@ def test_a_drain_reaches_actors(echo_job: Any, undisturbed: EchoJob, nodes: Node
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate()
     assert process.returncode == 75, stderr
-    assert job.call("submit", *SLOW).returncode == 0
+    assert job.call("submit", *REST).returncode == 0
     assert job.result() == undisturbed.result()
 
 
 def test_no_cluster_is_said_in_one_line(echo_job: Any) -> None:
     for address, reason in (("127.0.0.1:1", "refused"), ("ray://127.0.0.1:1", "not of the form host:port")):
-        ended = echo_job(5).call("submit", "--executor", "ray", "--ray-address", address, "-q")
+        ended = echo_job(5).run("submit", "--executor", "ray", "--ray-address", address, "-q")
         assert ended.returncode == 2
         assert ended.stderr.startswith(f"error: --ray-address {address}: no Ray cluster can be used there (")
         assert reason in ended.stderr
@@ -118,7 +118,7 @@ def test_no_cluster_is_said_in_one_line(echo_job: Any) -> None:
 
 def test_nor_is_one_waited_for_that_a_variable_names(echo_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    ended = echo_job(5).call("submit", "--executor", "ray", "-q")
+    ended = echo_job(5).run("submit", "--executor", "ray", "-q")
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: RAY_ADDRESS=127.0.0.1:1: no Ray cluster can be used there (")
 

@@ -24,7 +24,7 @@ from batchrun.store.at_hand import Here
 from batchrun.store.cancel import cancel
 from batchrun.store.layout import Layout
 from tests.run.conftest import environment
-from tests.run.test_kill import SLOW, committed
+from tests.run.test_kill import REST, SLOW, committed
 
 
 def levels(job: Job, out: Path, seconds: range) -> list[int]:
@@ -100,13 +100,14 @@ def test_what_is_no_deadline_is_refused(tmp_path, deadline):
 
 
 def test_job_stops_at_its_deadline_and_the_same_command_goes_on(echo_job):
-    job = echo_job(12_000)
-    stopped = job.call("submit", *SLOW, "--deadline", "3s", "--drain-timeout", "1s")
+    job = echo_job(3000)
+    slowest = ("--max-num-seqs", "1", "--max-num-batched-tokens", "2")
+    stopped = job.call("submit", *SLOW, *slowest, "--deadline", "1s", "--drain-timeout", "0.2s")
     assert stopped.returncode == 75, stopped.stderr
     assert "stopped by --deadline: " in stopped.stderr
     assert not job.out.exists()
-    assert job.call("submit", *SLOW).returncode == 0
-    assert len(job.rows()) == 12_000
+    assert job.call("submit", *REST).returncode == 0
+    assert len(job.rows()) == 3000
 
 
 def test_cancel_stops_the_running_process_and_is_forgotten_afterwards(echo_job):
@@ -216,5 +217,5 @@ def test_sigterm_to_the_process_group_twice_and_sigkill_after_the_grace_time_los
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert job.call("submit", *SLOW).returncode == 0
+    assert job.call("submit", *REST).returncode == 0
     assert len(job.rows()) == 3000

@@ -17,7 +17,7 @@ from batchrun.store.layout import Layout
 from batchrun.store.status import status
 from batchrun.store.verify import verify
 from tests.run.conftest import echo_text, ignore
-from tests.run.test_kill import SLOW, kill_again_and_again
+from tests.run.test_kill import REST, kill_again_and_again
 from tests.run.test_reuse import StoppedSoon, day
 
 
@@ -200,8 +200,8 @@ def test_saved_tokens_of_the_first_run_do_not_get_into_a_retry(echo_job):
 
 def test_a_retry_killed_again_and_again_ends_like_one_that_never_was(echo_job, tmp_path):
     job, undisturbed = (echo_job(2500, tmp_path / name) for name in ("killed", "undisturbed"))
-    assert job.call("submit", *SLOW, "--max-tokens", "6").returncode == 0
-    assert undisturbed.call("submit", *SLOW, "--max-tokens", "6").returncode == 0
+    assert job.call("submit", *REST, "--max-tokens", "6").returncode == 0
+    assert undisturbed.call("submit", *REST, "--max-tokens", "6").returncode == 0
     arguments = ("--where", "finish_reason = 'length'", "--max-tokens", "60", "--progress", "none")
     assert undisturbed.call("retry", str(undisturbed.out), *arguments).returncode == 0
     old, new = job.result(), undisturbed.result()

@@ -20,7 +20,7 @@ from batchrun.store.reused import read_reused
 from batchrun.store.store import Store
 from batchrun.store.verify import verify
 from tests.run.conftest import EchoJob, echo_text, ignore
-from tests.run.test_kill import SLOW, committed, kill_again_and_again
+from tests.run.test_kill import REST, SLOW, committed, kill_again_and_again
 
 CHOOSE = {"task": "choose", "choice": ["yes", "no", "not at all"]}
 
@@ -230,10 +230,10 @@ def test_a_temporary_folder_that_cannot_be_removed_is_no_harm(echo_job, tmp_path
 
 def test_a_job_killed_while_it_copies_and_computes_ends_like_one_that_never_was(echo_job, tmp_path):
     yesterday, today = nights(echo_job, tmp_path, num_rows=1500, num_new=1500)
-    assert yesterday.call("submit", *SLOW).returncode == 0
+    assert yesterday.call("submit", *REST).returncode == 0
     undisturbed = day(tmp_path / "undisturbed", today.prompts)
     arguments = (*SLOW, "--reuse", str(yesterday.out))
-    assert undisturbed.call("submit", *arguments).returncode == 0
+    assert undisturbed.call("submit", *REST, "--reuse", str(yesterday.out)).returncode == 0
     num_done = [0]
 
     def is_done() -> bool:

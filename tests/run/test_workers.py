@@ -16,7 +16,7 @@ from batchrun.executors import fleets
 from batchrun.store import partial
 from batchrun.store.layout import Layout
 from tests.run.conftest import EchoJob, echo_text, environment
-from tests.run.test_kill import SLOW, committed
+from tests.run.test_kill import REST, SLOW, committed
 
 # Python imports this before anything else, in the workers too.
 _FALLS_OVER = """
@@ -118,7 +118,7 @@ def test_workers_end_with_a_killed_driver_and_any_number_goes_on(echo_job: Any, 
     until(lambda: not any(worker.is_running() for worker in workers))
     num_done = len(committed(job))
     assert 0 < num_done < 1200
-    assert job.call("submit", *SLOW, "--workers", "3").returncode == 0
+    assert job.call("submit", *REST, "--workers", "3").returncode == 0
     assert job.result() == undisturbed.result()
 
 
@@ -133,7 +133,7 @@ def test_a_drain_saves_the_tokens_of_all_workers(echo_job: Any, undisturbed: Ech
     assert process.returncode == 75, stderr
     assert not any(worker.is_running() for worker in workers)
     assert len(partial.load(Layout(job.out)).keys() - committed(job)) > 4, "of one worker only"
-    assert job.call("submit", *SLOW).returncode == 0
+    assert job.call("submit", *REST).returncode == 0
     assert job.result() == undisturbed.result()
 
 

@@ -101,7 +101,8 @@ def test_lock_of_a_process_that_died_on_another_machine_is_free_after_its_lease(
         assert dead_elsewhere.read_holder()["pid"] == os.getpid()
 
 
-def test_lock_whose_content_was_lost_in_a_power_cut_is_taken(bench, dead_elsewhere):
+def test_lock_whose_content_was_lost_in_a_power_cut_is_taken(bench, dead_elsewhere, monkeypatch):
+    monkeypatch.setattr(lease, "_SIGNING_S", 0.1)
     dead_elsewhere.lock.write_bytes(b"")
     with Store.open(bench.out).lock():
         assert dead_elsewhere.read_holder()["pid"] == os.getpid()

@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -19,8 +22,27 @@ def objects(s3) -> Objects:
     return found
 
 
-def lease(objects: Objects) -> ObjectLease:
-    return ObjectLease(objects, "s3://lake/out", lambda: None)
+def lease(objects: Objects, beat: Callable[[], None] = lambda: None) -> ObjectLease:
+    return ObjectLease(objects, "s3://lake/out", beat)
+
+
+class Clock:
+    """In the place of the module `time`: it goes on only where a lease waits, and by as much as that waits for."""
+
+    time_ns = staticmethod(time.time_ns)
+
+    def __init__(self, passes: Callable[[], object] = lambda: None) -> None:
+        self.now = time.time()
+        self.passes = passes
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = time
+
+    def sleep(self, seconds: float) -> None:
+        self.passes()
+        self.now += seconds
 
 
 def test_a_second_holder_is_told_who_has_it_and_comes_when_it_is_let_go(objects):
@@ -40,11 +62,12 @@ def test_a_second_holder_is_told_who_has_it_and_comes_when_it_is_let_go(objects)
 
 def test_a_holder_that_is_silent_is_succeeded_and_told(objects, monkeypatch):
     """Paused for longer than a lease, then woken: it must not go on."""
-    monkeypatch.setattr(object_lease, "LEASE_S", 1.0)
+    monkeypatch.setattr(object_lease, "time", Clock())
+    monkeypatch.setattr(object_lease, "_BEAT_EVERY_S", 3600.0)
     first, second = lease(objects), lease(objects)
     first.acquire(0)
 
-    second.acquire(30.0)
+    second.acquire(2 * object_lease.LEASE_S)
 
     with pytest.raises(Overtaken, match="s3://lake/out was taken over by process"):
         first.check()
@@ -55,9 +78,16 @@ def test_a_holder_that_is_silent_is_succeeded_and_told(objects, monkeypatch):
 
 
 def test_a_holder_that_shows_life_is_waited_for_in_vain(objects, monkeypatch):
+    beaten = threading.Event()
+
+    def wait_for_a_sign() -> None:
+        beaten.clear()
+        assert beaten.wait(120)
+
+    monkeypatch.setattr(object_lease, "time", Clock(wait_for_a_sign))
     monkeypatch.setattr(object_lease, "LEASE_S", 2.0)
-    monkeypatch.setattr(object_lease, "_BEAT_EVERY_S", 0.1)
-    first = lease(objects)
+    monkeypatch.setattr(object_lease, "_BEAT_EVERY_S", 0.01)
+    first = lease(objects, beaten.set)
     first.acquire(0)
 
     with pytest.raises(StoppedEarly, match="is held by"):

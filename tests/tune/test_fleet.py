@@ -131,7 +131,7 @@ def test_a_worker_that_comes_late_finds_rows_that_nobody_hoards(echo_job: MakeJo
 
 
 def test_every_worker_is_paid_from_the_jobs_start_to_its_end(echo_job: MakeJob) -> None:
-    fleet = simulated(echo_job(300), 2, 8, cost=3.5)
+    fleet = simulated(echo_job(300), 2, 8, cost=3.5, max_tokens=9)
     for crew in fleet.crews:
         assert crew.cost == pytest.approx(crew.workers * crew.time_s / 3600 * 3.5)
 
@@ -149,7 +149,7 @@ def test_a_profile_from_before_foretells_the_loading_and_says_so(echo_job: MakeJ
 
 
 def test_more_workers_than_rows_do_no_harm(echo_job: MakeJob) -> None:
-    three, many = simulated(echo_job(3), 3, 64).crews
+    three, many = simulated(echo_job(3), 3, 64, max_tokens=9).crews
     assert many.time_s == three.time_s
     assert many.computed_tokens == three.computed_tokens
 
@@ -162,7 +162,7 @@ def test_a_plan_without_rows_takes_no_time(echo_job: MakeJob, monkeypatch: pytes
 
 
 def test_the_same_plan_gives_the_same_fleet(echo_job: MakeJob) -> None:
-    assert simulated(echo_job(200), 1, 5) == simulated(echo_job(200), 1, 5)
+    assert simulated(echo_job(200), 1, 5, max_tokens=9) == simulated(echo_job(200), 1, 5, max_tokens=9)
 
 
 def test_outputs_that_may_end_are_expected_to_be_half_as_long(echo_job: MakeJob) -> None:
