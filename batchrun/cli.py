@@ -123,5 +123,6 @@ def main() -> None:
     try:
         batchrun(prog_name="batchrun")
     except SystemExit as ending:
-        leaving.code = ending.code if isinstance(ending.code, int) else 1
+        # A library's own command may end with none, which is success, or with a text, which is not.
+        leaving.code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
         raise

@@ -43,7 +43,7 @@ def plan(**given: Any) -> None:
 
     Writes the plan, which submit takes. Needs no accelerator and loads no weights.
     INPUT and options are those of submit. With --simulate it also says what the plan takes so many workers;
-    where batchrun tune has not measured the model that is missing, and the exit code is 2.
+    where batchrun tune has not measured the model, that part is missing and the exit code is 2.
 
     \b
     Example:

@@ -18,8 +18,9 @@ class Exit:
 
     def _leave(self) -> None:
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # as where it was closed before the program began
+                    stream.flush()
         except (OSError, ValueError):  # closed at the other end: Python has words and a code of its own for it
             return
         os._exit(self.code)

@@ -158,7 +158,7 @@ def _output(module: nn.Module, x: Tensor) -> Tensor | None:
 
 def _all_equal(found: Tensor | None, expected: Tensor) -> bool:
     """Whether what was found for each of several inputs `equals` what is expected for it."""
-    return found is not None and len(found) == len(expected) and all(map(equals, found, expected))
+    return found is not None and found.shape == expected.shape and all(map(equals, found, expected))
 
 
 def equals(found: Tensor | None, expected: Tensor) -> bool:

@@ -77,6 +77,9 @@ def best_hit_rate(plan: Mapping[str, Any], num_given: int) -> float:
 def _best_of_all(now: Status, plan: Mapping[str, Any], series: Series) -> float | None:
     """None before all rows have run, or where a process that was killed has not said what it was given."""
     num_given = series.total.counters.prompt_tokens if series.total else 0
-    if now.status != "completed" or num_given < plan.get("prompt_tokens", 0):
+    num_planned = plan.get("prompt_tokens", 0)
+    if plan.get("task") == "score":  # behind a target's last token nothing is asked for
+        num_planned -= plan["num_unique"]
+    if now.status != "completed" or num_given < num_planned:
         return None
     return best_hit_rate(plan, num_given)

@@ -130,8 +130,9 @@ class Recorder:
             num_running=now.num_running,
             num_waiting=now.num_waiting + now.num_preempted,
             kv_usage=now.kv_usage,
-            # Between two looks the pool may have been fuller: the engine knows how full it ever was.
-            kv_peak=now.kv_peak if last is None or now.kv_peak > last.statistics.kv_peak else now.kv_usage,
+            # Between two looks the pool may have been fuller: the engine knows how full it ever was. Of several the
+            # peak is a mean over those that are gone, too, and may be less than the use of those that run.
+            kv_peak=max(now.kv_usage, now.kv_peak if last is None or now.kv_peak > last.statistics.kv_peak else 0.0),
             num_nodes=now.num_nodes,
             busy_s=event.busy_s - (last.busy_s if last else 0.0),
             counters=now.counters - last.statistics.counters if last else now.counters,

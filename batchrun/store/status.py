@@ -42,12 +42,12 @@ class RequestCounts:
 class Status:
     """One look at a job.
 
-    `status` "validating" means that a process plans the job; "planned" that nobody has run it yet; "cancelled" that it
-    was asked to stop and has saved everything, "failed" that it ended with an error, "interrupted" that its process was
-    gone without a word;
-    "output_missing" that the result was published and is not at OUT any more. The same command goes on from any of
-    them. `errors` counts failed rows by type. `progress` is what the process said of its rates at `progress_at`
-    (seconds since the epoch), and of the `error` that it failed with: `message` and `exit_code`.
+    `status` "validating" means that a process plans the job; "planned" that nobody has run it yet; "cancelling" that it
+    drains since `cancel` asked; "cancelled" that it was asked to stop and has saved everything, "failed" that it ended
+    with an error, "interrupted" that its process was gone without a word; "output_missing" that the result was
+    published and is not at OUT any more. The same command goes on from any of them. `errors` counts failed rows by
+    type. `progress` is what the process said of its rates at `progress_at` (seconds since the epoch), and of the
+    `error` that it failed with: `message` and `exit_code`.
     """
 
     output: str

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 _BEGIN = """
 import atexit, sys, threading, time
 from batchrun.exit import Exit
@@ -23,6 +25,18 @@ def test_a_traceback_is_an_error() -> None:
     ended = run("raise ValueError('unforeseen')")
     assert ended.returncode == 1
     assert "ValueError: unforeseen" in ended.stderr
+
+
+@pytest.mark.parametrize(("ending", "code"), [("None", 0), ("''", 1), ("'no such task'", 1), ("3", 3)])
+def test_a_command_that_is_a_librarys_ends_as_it_would_by_itself(ending: str, code: int) -> None:
+    program = f"from batchrun import cli\ncli.batchrun = lambda **given: sys.exit({ending})\ncli.main()"
+    assert run(program).returncode == code
+
+
+def test_an_output_that_is_closed_is_nothing_to_complain_about() -> None:
+    command = [sys.executable, "-c", _BEGIN + "leaving.code = 75"]
+    ended = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (75, "")
 
 
 def test_what_libraries_do_at_the_end_is_done_before() -> None:

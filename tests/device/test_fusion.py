@@ -110,6 +110,13 @@ class Clamped(nn.Linear):
         return super().forward(x).clamp(-10, 10)
 
 
+class Summed(nn.Linear):
+    """Of all that is given at once one number, which has no dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum()
+
+
 class Shifted(nn.Embedding):
     """More than a row of its weight."""
 
@@ -132,6 +139,7 @@ class Relu(nn.Module):
 def test_what_computes_something_else_is_not_recognised() -> None:
     assert probe_linear(nn.Linear(5, 7)) is not None
     assert probe_linear(Clamped(5, 7)) is None
+    assert probe_linear(Summed(5, 7)) is None
     assert probe_linear(nn.Linear(5, 7).bfloat16()) is not None
     assert probe_linear(nn.Linear(5, 7).double()) is None
     assert probe_linear(nn.Embedding(5, 7)) is None

@@ -157,6 +157,16 @@ def test_a_job_that_ends_between_two_looks_has_its_peak_and_no_more_hits_than_th
     assert float(rate) <= float(best)
 
 
+@pytest.mark.parametrize("options", [{}, {"task": "score", "target_col": "prompt"}, {"task": "embed"}])
+def test_of_a_job_that_ran_whole_all_hits_are_known(echo_job, options) -> None:
+    """The engine was given fewer tokens than planned of targets, and a job of these counted as half recorded."""
+    job = echo_job(30)
+    job.submit(block_size=4, **options)
+    found = next(one for one in gather(job.out, str(job.out)).verdicts if "hit rate" in one.rule)
+    assert found.state != "unknown"
+    assert "by the plan" in found.measured
+
+
 def test_the_report_of_a_job_that_stopped_or_failed_says_so_and_why(echo_job) -> None:
     """It said that the job runs: whoever wrote it still held the job."""
     job, stop = echo_job(300), StopRequest()

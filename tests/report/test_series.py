@@ -84,12 +84,12 @@ def test_the_peak_between_two_looks_is_kept(at: Layout) -> None:
     """Only what was seen at the moment of a look counted, so that a short run had a peak of nothing."""
     recorder = Recorder(at, at.tmp, Clock())
     recorder(BEGAN)
-    for elapsed_s, usage, peak in ((1.0, 0.0, 0.2), (2.0, 0.1, 0.2), (3.0, 0.1, 0.7)):
+    for elapsed_s, usage, peak in ((1.0, 0.0, 0.2), (2.0, 0.1, 0.2), (3.0, 0.1, 0.7), (4.0, 0.9, 0.8)):
         event = progress(elapsed_s, 1)
         recorder(replace(event, statistics=replace(event.statistics, kv_usage=usage, kv_peak=peak)))
     recorder.close("completed")
-    assert [sample.kv_peak for sample in read(at.series).samples] == [0.2, 0.1, 0.7]
-    assert read(at.series).peak_kv_bytes == round(0.7 * BEGAN.pool_bytes)
+    assert [sample.kv_peak for sample in read(at.series).samples] == [0.2, 0.1, 0.7, 0.9]
+    assert read(at.series).peak_kv_bytes == round(0.9 * BEGAN.pool_bytes)
 
 
 def test_a_killed_process_leaves_its_samples_and_the_next_goes_on_behind_them(at: Layout) -> None:
