@@ -20,6 +20,8 @@ from batchrun.store.durable import storage_errors
 from batchrun.store.layout import Layout
 from batchrun.tune.profile import Start
 
+# What jobs to come are to do, and where they are to tell of themselves.
+_FOR_JOBS = ("BATCHRUN_", "OTEL_")
 # Of a model without weights, so that nothing is loaded for it.
 _SUBMIT = ("submit", "row.jsonl", "-m", "echo", "--max-tokens", "1", "-o", "out", "-q")
 
@@ -43,8 +45,7 @@ def measure_start(job: Job, checkpoint: Checkpoint, cache: Path, clock: Callable
 
 def _time_job(folder: Path, clock: Callable[[], float]) -> float:
     (folder / "row.jsonl").write_text('{"prompt": "x"}\n', encoding="utf-8")
-    # No option that is set for jobs to come is for this one.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("BATCHRUN_")} | same_modules()
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_FOR_JOBS)} | same_modules()
     began = clock()
     ran = subprocess.run(
         [sys.executable, "-P", "-m", "batchrun", *_SUBMIT], cwd=folder, env=env, capture_output=True, text=True

@@ -1,5 +1,6 @@
 """What is timed of a job's beginning and end is done by processes like its own."""
 
+import socket
 import time
 from pathlib import Path
 
@@ -27,10 +28,15 @@ def measure(cache: Path, job: Job = JOB) -> BatchrunError | None:
 def test_both_times_are_of_whole_processes_and_leave_nothing(cache: Path) -> None:
     """Neither has begun when it is started, nor is an option of other jobs any of its."""
     began = time.perf_counter()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as collector:
         patch.setenv("BATCHRUN_MODEL", "no-such-model")
         patch.setenv("BATCHRUN_DEADLINE", "0s")
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.getsockname()[1]}")
+        patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
         start = measure_start(JOB, Checkpoint(SPEC, None), cache, time.perf_counter)
+        collector.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            collector.accept()
     whole_s = time.perf_counter() - began
     assert 0.1 < start.job_s < whole_s
     assert 0.1 < start.worker_s < whole_s
