@@ -11,7 +11,7 @@ from typing import Any, Literal
 from batchrun import __version__
 from batchrun.checkpoint import cache_folder
 from batchrun.engine.statistics import Counters
-from batchrun.errors import DataError, EngineFailed
+from batchrun.errors import BatchrunError
 from batchrun.executors import fleets, local
 from batchrun.job import Job
 from batchrun.observe.events import Finished, Message, Observe
@@ -73,7 +73,7 @@ def run(opened: OpenedJob, observe: Observe, stop: StopRequest) -> Outcome:
                     recording(store, told, send) as recorded,
                 ):
                     ran = _execute(opened, plan, tokenizer, recorded, stop)
-            except (DataError, EngineFailed):
+            except BatchrunError:
                 _report(store, observe)
                 raise
             if not ran.is_complete:

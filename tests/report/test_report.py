@@ -7,13 +7,15 @@ import time
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from batchrun import lifecycle, planning
-from batchrun.errors import DataError, StoppedEarly
+from batchrun.errors import DataError, ModelUnavailable, StoppedEarly
+from batchrun.executors import local
 from batchrun.observe.events import Event, Message, RunBegan
 from batchrun.plan.prefixes import read_prefixes
 from batchrun.report.facts import gather
@@ -188,6 +190,19 @@ def test_the_report_of_a_job_that_stopped_or_failed_says_so_and_why(echo_job) ->
     assert "raise --kv-cache-memory" in page
     look = status(job.out)
     assert (look.status, look.progress["error"]["exit_code"]) == ("failed", 65)
+
+
+def test_a_job_whose_model_does_not_load_has_a_report_too(echo_job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise ModelUnavailable("no such device")
+
+    monkeypatch.setattr(local, "build_runner", refuse)
+    job = echo_job(30)
+    with pytest.raises(ModelUnavailable):
+        job.submit()
+    page = Layout(job.out).report.read_text()
+    assert "<h1>Failed</h1>" in page
+    assert "no such device" in page
 
 
 def test_a_planned_job_has_a_report_too(echo_job) -> None:
