@@ -99,7 +99,7 @@ class JobMismatch(BatchrunError):
     def __init__(self, folder: str, differing: tuple[str, ...]) -> None:
         super().__init__(
             f"{folder} belongs to a different job (differing: {', '.join(differing)}); "
-            "choose another -o, or --overwrite to start again"
+            "submit with another -o, or with --overwrite to start again"
         )
         self.differing = differing
 

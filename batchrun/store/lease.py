@@ -102,4 +102,5 @@ class Lease:
     def _held_message(self) -> str:
         holder = self._at.read_holder()
         who = f"process {holder['pid']} on host {holder['host']}" if holder else "another process"
-        return f"{self._at.out} is held by {who}; wait until it is done, or give --wait-lock 120s"
+        remedy = "wait until it is done, or stop it with batchrun cancel; submit waits with --wait-lock"
+        return f"{self._at.out} is held by {who}; {remedy}"

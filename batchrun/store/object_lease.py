@@ -88,7 +88,8 @@ class ObjectLease:
                 seen, seen_at = current, now
             if term and now - began >= max(wait_s, _LEAST_WAIT_S) and (term.shows_life or is_alive):
                 raise StoppedEarly(
-                    f"{self._name} is held by {_who(term)}; wait until it is done, or give --wait-lock 120s"
+                    f"{self._name} is held by {_who(term)}; wait until it is done, or stop it "
+                    "with batchrun cancel; submit waits with --wait-lock"
                 )
             time.sleep(_LOOK_EVERY_S)
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)

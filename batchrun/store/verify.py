@@ -55,7 +55,7 @@ def verify(out: Path, index_column: str = "row_idx", num_samples: int = 1) -> Ve
             problem = f"{out} has lost files; move it away and run the same command again: every row's result is kept"
             return VerifyReport(str(out), done.rows, planned, done.failed, 0, (problem,))
         of = "an unknown number of" if planned is None else planned
-        problem = f"{out} is not complete: {done.rows} of {of} rows have a result; run the same command again"
+        problem = f"{out} is not complete: {done.rows:,} of {of} rows have a result; batchrun resume {out} goes on"
         return VerifyReport(str(out), done.rows, planned, done.failed, 0, (problem,))
     expected, schema, order = _expected(at)
     is_partitioned = any("/" in name for name in expected)

@@ -77,7 +77,9 @@ def test_verify_says_how_much_of_an_unfinished_job_is_done(bench):
 
     report = verify(bench.out)
 
-    assert report.problems == (f"{bench.out} is not complete: 2 of 9 rows have a result; run the same command again",)
+    assert report.problems == (
+        f"{bench.out} is not complete: 2 of 9 rows have a result; batchrun resume {bench.out} goes on",
+    )
 
 
 def test_verify_reads_without_permission_to_write(published):

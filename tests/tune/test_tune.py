@@ -99,7 +99,7 @@ def test_the_text_does_not_depend_on_it(cache: Path, monkeypatch: pytest.MonkeyP
 
 def test_tune_then_plan_from_the_command_line(echo_job: MakeJob) -> None:
     job = echo_job(20)
-    assert "batchrun tune measures" in job.call("plan", str(job.source), "-m", "echo", "-o", str(job.out)).stdout
+    assert "batchrun tune echo measures" in job.call("plan", str(job.source), "-m", "echo", "-o", str(job.out)).stdout
     measured = job.call("tune", "echo", "--quick", "--json", "--progress", "none")
     assert measured.returncode == 0, measured.stderr
     profile = json.loads(measured.stdout)
