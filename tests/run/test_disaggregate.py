@@ -205,7 +205,7 @@ def test_a_prefiller_ends_with_a_job_that_is_killed_while_it_loads(job: EchoJob)
     (prefiller,) = prefillers_of(process)
     process.kill()
     process.communicate()
-    assert not prefiller.is_running() or prefiller.status() == psutil.STATUS_ZOMBIE
+    until(lambda: not prefiller.is_running() or prefiller.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_it_has_the_modules_of_the_process_that_starts_it(job: EchoJob, monkeypatch: pytest.MonkeyPatch) -> None:
