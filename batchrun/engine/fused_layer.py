@@ -45,6 +45,7 @@ class LayerParts:
     heads: HeadShape
     mask: Mask
     layer_idx: int
+    is_last: bool = False  # no layer reads what it gives: only tokens behind which something is read count
 
     @property
     def kv_layer(self) -> KVLayer:
@@ -75,11 +76,27 @@ class FusedLayer(nn.Module):
         parts, x = self.parts, hidden_states[0]
         cos, sin = position_embeddings
         if self._whole is not None and cache.runs_layers:
-            result: Tensor = cache.run_layer(parts.layer_idx, self._whole, parts.kv_layer, x, cos[0], sin[0])
+            place, angles = (parts.layer_idx, self._whole, parts.kv_layer), (cos[0], sin[0])
+            result: Tensor = cache.run_layer(*place, x, *angles, cache.sampled if parts.is_last else None)
             return result[None]
         q, k, v = self._states(parts.norm(x), cos[0], sin[0])
         cache.write(parts.layer_idx, k, v)
-        hidden: Tensor = parts.out(cache.attend(parts.layer_idx, q, parts.mask).flatten(1))
+        attended: Tensor = cache.attend(parts.layer_idx, q, parts.mask).flatten(1)
+        wanted = cache.sampled if parts.is_last else None
+        if wanted is None:
+            return self._finish(x, attended)[None]
+        result = torch.zeros_like(x)
+        result[wanted] = self._finish(x[wanted], attended[wanted])
+        return result[None]
+
+    def _finish(
+        self,
+        x: Tensor,  # [num_tokens, width], what the layer was given
+        attended: Tensor,  # [num_tokens, num_heads * value_dim]
+    ) -> Tensor:
+        """[num_tokens, width]."""
+        parts = self.parts
+        hidden: Tensor = parts.out(attended)
         if parts.after_attention is not None:
             hidden = parts.after_attention(hidden)
         norm = parts.before_mlp
@@ -89,7 +106,7 @@ class FusedLayer(nn.Module):
         added: Tensor = first_of(parts.mlp(normed[None]))
         if parts.after_mlp is not None:
             added = parts.after_mlp(added)
-        return hidden.add_(added[0])[None]
+        return hidden.add_(added[0])
 
     def _states(
         self,

@@ -127,6 +127,7 @@ def fuse(model: nn.Module, kernels: LayerKernels) -> Fusion:
         if id(module) not in linears and (norm := probe_norm(module)) is not None
     }
     layers = _layers(modules, Known(alone, norms), kernels)
+    last_layer = _last_of(modules, [layer for layer, _ in layers])
     places: dict[int, nn.Module] = dict(norms)
     for module in modules:
         own = {name: linears[id(child)] for name, child in module.named_children() if id(child) in linears}
@@ -142,7 +143,8 @@ def fuse(model: nn.Module, kernels: LayerKernels) -> Fusion:
         qkv = fusion.pack([linears.pop(id(module)) for module in parts.qkv])
         out = fusion.pack([linears.pop(id(parts.out))]) if kernels.packs_all else parts.out
         mlp = places.get(id(parts.mlp), parts.mlp)
-        places[id(layer)] = FusedLayer(replace(parts, qkv=(qkv,), out=out, mlp=mlp), kernels)
+        parts = replace(parts, qkv=(qkv,), out=out, mlp=mlp, is_last=layer is last_layer)
+        places[id(layer)] = FusedLayer(parts, kernels)
     for module in modules:
         if kernels.packs_all and id(module) in linears:
             _pack_with_owners(fusion, linears[id(module)], found, places)
@@ -182,6 +184,14 @@ def _layers(modules: tuple[nn.Module, ...], known: Known, kernels: LayerKernels)
     members = [member for module in modules if isinstance(module, nn.ModuleList) for member in module]
     found = [(member, probe_layer(member, known, kernels)) for member in members]
     return [(member, parts) for member, parts in found if parts is not None]
+
+
+def _last_of(modules: tuple[nn.Module, ...], layers: list[nn.Module]) -> nn.Module | None:
+    """The layer that no other comes behind: at the end of the only list that has layers."""
+    known = {id(layer) for layer in layers}
+    lists = [one for one in modules if isinstance(one, nn.ModuleList) and any(id(member) in known for member in one)]
+    last = lists[0][-1] if len(lists) == 1 else None
+    return last if id(last) in known else None
 
 
 def _owners(modules: tuple[nn.Module, ...]) -> dict[int, list[nn.Module]]:

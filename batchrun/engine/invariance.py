@@ -38,9 +38,9 @@ _CUT = ((1, 20, 1, 80, 1), (1, 1, 63, 0, 63), (0, 13, 1, 1, 1), (1, 1, 20, 0, 20
 
 _MOVES = frozenset({
     "alias", "arange", "cat", "chunk", "clone", "concat", "contiguous", "copy_", "detach", "detach_", "dropout",
-    "embedding", "empty", "empty_like", "expand", "flatten", "full_like", "gather", "index", "index_select",
-    "lift_fresh", "masked_fill", "new_empty", "ones", "ones_like", "permute", "repeat", "repeat_interleave",
-    "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "to", "transpose", "type_as",
+    "embedding", "empty", "empty_like", "expand", "flatten", "full_like", "gather", "index", "index_put_",
+    "index_select", "lift_fresh", "masked_fill", "new_empty", "ones", "ones_like", "permute", "repeat",
+    "repeat_interleave", "reshape", "resolve_conj", "resolve_neg", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "to", "transpose", "type_as",
     "unbind", "unflatten", "unsqueeze", "view", "where", "zeros", "zeros_like",
 })  # fmt: skip
 _ROUNDED_ONE_WAY = frozenset({

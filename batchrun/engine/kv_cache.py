@@ -99,6 +99,12 @@ class KVCache:
         assert self._step is not None, "no step has begun"
         return len(self._step.slots)
 
+    @property
+    def sampled(self) -> Tensor | None:
+        """int64 [num_sampled]: the step's tokens behind which something is read; None where it is all of them."""
+        assert self._step is not None, "no step has begun"
+        return self._step.sampled if len(self._step.sampled) < self.num_tokens else None
+
     def begin(self, step: ForwardBatch, plan: Any) -> None:
         """All layers' `update`s up to the next `begin` belong to this step; `plan` is the attention's for it."""
         self._step = step
@@ -174,13 +180,17 @@ class KVCache:
         x: Tensor,  # [num_tokens, width]
         cos: Tensor,  # [num_tokens, turned]
         sin: Tensor,  # [num_tokens, turned]
+        wanted: Tensor | None,  # int64 [num_wanted], tokens; None: all
     ) -> Tensor:
-        """[num_tokens, width]: the layer's result, its keys and values written and attended to on the way."""
+        """[num_tokens, width]: the layer's result, its keys and values written and attended to on the way.
+
+        What is not wanted may be zero.
+        """
         step = self._step
         assert step is not None, "a layer before begin"
         self.masks.append(whole.mask)
         copies = step.copy_sources, step.copy_targets
-        return whole(x, cos, sin, self._pool(layer_idx, shape), step.slots, copies, self._plan)
+        return whole(x, cos, sin, self._pool(layer_idx, shape), step.slots, copies, self._plan, wanted)
 
     def _pool(self, layer_idx: int, shape: KVLayer) -> KVPool:
         if layer_idx not in self.pools:

@@ -127,8 +127,12 @@ class WholeLayer(Protocol):
         slots: Tensor,  # int64 [num_tokens]
         copies: tuple[Tensor, Tensor],  # int64 [num_copies], source and target slots, no slot being both
         plan: Any,
+        wanted: Tensor | None,  # int64 [num_wanted], tokens; None: all
     ) -> Tensor:
-        """[num_tokens, width]; keys and values are in their slots, and slots are copied before it attends."""
+        """[num_tokens, width]; keys and values are in their slots, and slots are copied before it attends.
+
+        What is not wanted may be zero.
+        """
         ...
 
 

@@ -15,7 +15,7 @@ import torch  # noqa: F401  (loads the libgomp that the library is to share)
 # Where the package's build puts the library.
 FOLDER = Path(__file__).parent
 # Equal to VERSION in c/native.c.
-_VERSION = 7
+_VERSION = 8
 # What the kernels are compiled for, in the order of c/native.c; the library takes the best that the processor has.
 INSTRUCTIONS = ("portable", "avx2", "avx512")
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float

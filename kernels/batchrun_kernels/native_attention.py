@@ -7,6 +7,7 @@ depend neither on the rows beside it nor on how its prompt was cut into chunks.
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,6 +82,29 @@ class NativePlan:
     block_table: Tensor  # int32 [num_items, max_blocks], contiguous
     num_tokens: int
     block_size: int
+
+    def narrowed(
+        self,
+        wanted: Tensor,  # int64 [num_wanted], tokens in any order
+    ) -> "Narrowed":
+        """Of every item the tokens from its first wanted one on."""
+        q_lens, tokens = self.q_lens.numpy(), wanted.numpy()
+        ends = q_lens.cumsum()
+        firsts = ends.copy()
+        np.minimum.at(firsts, np.searchsorted(ends, tokens, side="right"), tokens)
+        items = np.flatnonzero(firsts < ends)
+        lens = torch.from_numpy((ends - firsts)[items].astype(np.int32))
+        kept = torch.from_numpy(np.flatnonzero(np.arange(self.num_tokens) >= firsts.repeat(q_lens)))
+        plan = NativePlan(lens, self.kv_lens[items], self.block_table[items], len(kept), self.block_size)
+        return Narrowed(kept, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """The plan of some of a step's tokens: the last ones of their items."""
+
+    tokens: Tensor  # int64 [num_kept], ascending
+    plan: NativePlan
 
 
 class ColumnKeys:

@@ -13,7 +13,7 @@ from batchrun_kernels import native
 from batchrun_kernels.contract import KVPool, Mask
 from batchrun_kernels.elementwise import Activation
 from batchrun_kernels.native_attention import NativePlan, is_half
-from batchrun_kernels.packed import PackedWeight
+from batchrun_kernels.packed import PANEL, PackedWeight
 from batchrun_kernels.packed_int8 import Int8Weight
 
 
@@ -112,6 +112,7 @@ class _Pass(ctypes.Structure):
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
+        ("wanted", ctypes.c_void_p),
         ("sources", ctypes.c_void_p),
         ("targets", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
@@ -121,6 +122,7 @@ class _Pass(ctypes.Structure):
         ("table", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
         ("tokens", ctypes.c_long),
+        ("num_wanted", ctypes.c_long),
         ("turned", ctypes.c_long),
         ("copies", ctypes.c_long),
         ("items", ctypes.c_long),
@@ -175,6 +177,10 @@ class NativeLayer:
         self._address = ctypes.byref(self._layer)
 
     @property
+    def _num_queries(self) -> int:
+        return self.spec.num_heads * self.spec.key_dim
+
+    @property
     def mask(self) -> Mask:
         return self.spec.mask
 
@@ -187,8 +193,13 @@ class NativeLayer:
         slots: Tensor,  # int64 [num_tokens]
         copies: tuple[Tensor, Tensor],  # int64 [num_copies], sources and targets
         plan: NativePlan,
+        wanted: Tensor | None = None,  # int64 [num_wanted], tokens; None: all
     ) -> Tensor:
-        """float32 [num_tokens, width]; the step's keys and values are in their slots, and slots are copied."""
+        """float32 [num_tokens, width]; the step's keys and values are in their slots, and slots are copied.
+
+        Before the first wanted token of an item the result is zero, and behind it right: behind their keys and values
+        nothing more is computed of the other tokens.
+        """
         spec, library = self.spec, native.needed()
         num_tokens, turned = cos.shape
         assert x.shape == (num_tokens, spec.out.weight.num_outputs), f"{tuple(x.shape)}, {tuple(cos.shape)}"
@@ -203,6 +214,9 @@ class NativeLayer:
         assert pool.keys.shape[1:] == (kv_heads, spec.key_dim, block_size), pool.keys.shape
         x, cos, sin, slots = x.contiguous(), cos.contiguous(), sin.contiguous(), slots.contiguous()
         sources, targets = copies[0].contiguous(), copies[1].contiguous()
+        # Queries are apart from keys and values where those begin with a panel.
+        narrow = plan.narrowed(wanted) if wanted is not None and self._num_queries % PANEL == 0 else None
+        plan = plan if narrow is None else narrow.plan
         y = torch.empty_like(x)
         scratch = self._scratch.of(library.batchrun_layer_scratch(self._address, num_tokens))
         arguments = _Pass(
@@ -211,6 +225,7 @@ class NativeLayer:
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             slots=slots.data_ptr(),
+            wanted=None if narrow is None else narrow.tokens.data_ptr(),
             sources=sources.data_ptr(),
             targets=targets.data_ptr(),
             keys=pool.keys.data_ptr(),
@@ -220,6 +235,7 @@ class NativeLayer:
             table=plan.block_table.data_ptr(),
             scratch=scratch.data_ptr(),
             tokens=num_tokens,
+            num_wanted=0 if narrow is None else len(narrow.tokens),
             turned=turned,
             copies=len(sources),
             items=len(plan.q_lens),

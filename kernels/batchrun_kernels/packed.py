@@ -8,7 +8,8 @@ from torch.nn.functional import linear, pad
 
 from batchrun_kernels import native
 
-_WIDTH = 16
+# Outputs of a panel.
+PANEL = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class PackedWeight:
         assert weight.dtype == torch.float32, weight.dtype
         assert weight.device.type == "cpu", weight.device
         num_outputs, k = weight.shape
-        padded = pad(weight.detach(), (0, 0, 0, -num_outputs % _WIDTH)) if num_outputs % _WIDTH else weight.detach()
-        return cls(padded.reshape(-1, _WIDTH, k).transpose(1, 2).contiguous(), num_outputs)
+        padded = pad(weight.detach(), (0, 0, 0, -num_outputs % PANEL)) if num_outputs % PANEL else weight.detach()
+        return cls(padded.reshape(-1, PANEL, k).transpose(1, 2).contiguous(), num_outputs)
 
     @property
     def place(self) -> Tensor:
@@ -48,7 +49,7 @@ class PackedWeight:
         ids: Tensor,  # int64 [...], below num_outputs
     ) -> Tensor:
         """float32 [..., k]: the weight's rows, as an embedding looks them up."""
-        rows: Tensor = self.panels[ids // _WIDTH, :, ids % _WIDTH]
+        rows: Tensor = self.panels[ids // PANEL, :, ids % PANEL]
         return rows
 
     def linear(

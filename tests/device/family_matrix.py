@@ -31,6 +31,8 @@ BLOCK = 4
 # Row 0 and 1 share 10 tokens: two whole blocks, and two slots of the third by copy.
 LENGTHS, SHARED = (26, 19, 31), 10
 NUM_NEW = 9
+# Tokens of each row's chunks.
+ALL = (max(LENGTHS),) * 3
 # The longest row takes 9 blocks, and 6 run at a time: rows must leave, to the host until it is full.
 NUM_SEQS, NUM_BLOCKS = 6, 13
 # By whether rows have states, and so share no blocks: then more of them are a row's own.
@@ -106,7 +108,15 @@ def num_shared(model: Model) -> int:
 
 @torch.inference_mode()
 def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
-    """Three steps: chunks, row 1 joining row 0's blocks in the step that writes them; more chunks; single tokens."""
+    """Each row's, of all its tokens."""
+    return [torch.cat(chunks) for chunks in logits_of_chunks(model, prompts, ALL)]
+
+
+def logits_of_chunks(model: Model, prompts: list[list[int]], num_read: tuple[int, ...]) -> list[list[Tensor]]:
+    """Three steps: chunks, row 1 joining row 0's blocks in the step that writes them; more chunks; single tokens.
+
+    Of each row's chunks the last `num_read` tokens are read, or all where there are fewer.
+    """
     blocks = Blocks(num_blocks=40)
     sequences = [make_sequence(row, ids, blocks.take(9)) for row, ids in enumerate(prompts)]
     for row, sequence in enumerate(sequences):
@@ -122,10 +132,13 @@ def logits_over_blocks(model: Model, prompts: list[list[int]]) -> list[Tensor]:
     for step, cuts in enumerate(spans):
         items = tuple(Item(one, start, num, samples=True) for one, (start, num) in zip(sequences, cuts, strict=True))
         batch = pack(ScheduledBatch(items, slot_copies=copies if step == 0 else ()), BLOCK, torch.device("cpu"))
-        batch = replace(batch, sampled=torch.arange(batch.input_ids.shape[1]))
-        for own, part in zip(parts, torch.split(model.forward(batch, cache), [num for _, num in cuts]), strict=True):
+        nums = [num for _, num in cuts]
+        read = [min(num, most) for num, most in zip(nums, num_read, strict=True)]
+        is_read = [torch.arange(num) >= num - last for num, last in zip(nums, read, strict=True)]
+        batch = replace(batch, sampled=torch.cat(is_read).nonzero()[:, 0])
+        for own, part in zip(parts, torch.split(model.forward(batch, cache), read), strict=True):
             own.append(part)
-    return [torch.cat(own) for own in parts]
+    return parts
 
 
 def run_engine(model: Model, rows: list[list[int]]) -> tuple[list[list[int]], Counters]:

@@ -17,7 +17,7 @@ from batchrun_kernels import native
 from batchrun_kernels.layers import layer_kernels
 from batchrun_kernels.native_attention import NativeAttention
 from batchrun_kernels.native_layer import Scratch
-from tests.device.family_matrix import logits_over_blocks, make_prompts
+from tests.device.family_matrix import ALL, logits_of_chunks, logits_over_blocks, make_prompts
 from tests.device.tiny_families import WIDE, make_model
 
 pytestmark = [
@@ -40,7 +40,8 @@ FUSED = {
     "granite": 0,
     "gpt2": 0,
 }
-
+# Their bits do not depend on the rows beside a row.
+DENSE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text")
 
 KERNELS: Any = layer_kernels(torch.device("cpu"), torch.float32)
 
@@ -141,7 +142,7 @@ def test_fused_layers_are_given_back_to_the_bit() -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("family", DENSE)
 def test_a_layer_in_one_call_is_its_kernels_one_by_one_to_the_bit(
     family: str, kv_dtype: torch.dtype, quantization: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,48 @@ def test_a_layer_in_one_call_is_its_kernels_one_by_one_to_the_bit(
     whole = logits_over_blocks(model, make_prompts())
     monkeypatch.setattr(NativeAttention, "runs_layers", False)
     assert all(map(torch.equal, logits_over_blocks(model, make_prompts()), whole))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("num_read", [(1, 1, 1), (0, 2, 1), (1, 0, 0), (0, 0, 0)])
+@pytest.mark.parametrize("family", [*DENSE, "mixtral", "qwen3_moe"])
+def test_what_is_read_does_not_depend_on_how_much_else_is(
+    family: str, num_read: tuple[int, ...], quantization: Any
+) -> None:
+    """To the bit, except where torch multiplies experts, whose sums depend on the number of rows."""
+    model = Model.adopt(make_model(family, **WIDE), quantization=quantization)
+    assert [layer.parts.is_last for layer in fused_layers(model._module)] == [False, True]
+    everything = logits_of_chunks(model, make_prompts(), ALL)
+    some = logits_of_chunks(model, make_prompts(), num_read)
+    for chunks, read, num in zip(everything, some, num_read, strict=True):
+        for chunk, last in zip(chunks, read, strict=True):
+            expected, tolerance = chunk[max(0, len(chunk) - num) :], 0 if family in DENSE else 1e-5
+            torch.testing.assert_close(last, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_nothing_more_than_keys_and_values_is_computed_of_tokens_that_are_not_read() -> None:
+    module = make_model("llama", **WIDE)
+    model = Model.adopt(module)
+    given: list[Tensor] = []
+    module.model.norm.register_forward_pre_hook(lambda _, args: given.append(args[0][0].clone()))
+    logits_of_chunks(model, make_prompts(), (1, 0, 2))
+    is_computed = [x.any(dim=-1).tolist() for x in given]
+    assert [sum(computed) for computed in is_computed] == [3, 3, 2]
+    assert [computed[-2:] for computed in is_computed] == [[True, True]] * 2 + [[False, True]]
+
+
+@pytest.mark.parametrize("place", ["behind the layers", "in another list"])
+def test_no_layer_is_the_last_where_another_may_come_behind_it(place: str) -> None:
+    module = over_blocks()
+    if place == "behind the layers":
+        module.model.layers.append(torch.nn.Identity())
+    else:
+        module.model.more = torch.nn.ModuleList([module.model.layers[1]])
+        del module.model.layers[1]
+    fuse(module, KERNELS)
+    assert len(fused_layers(module)) == 2
+    assert not any(layer.parts.is_last for layer in fused_layers(module))
 
 
 def test_the_memory_of_a_layers_results_is_enough_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@
 #endif
 
 /* Counts up whenever a function's arguments change, so that an old library is never called with new ones. */
-#define VERSION 7
+#define VERSION 8
 
 /* Multiply-adds that are not worth waking a thread for. */
 #define SMALL_WORK (1L << 16)
@@ -155,14 +155,15 @@ struct layer {
 /* A step's pass through one layer. */
 struct pass {
     const float *x;         /* [tokens][width] */
-    float *y;               /* [tokens][width], not x */
+    float *y;               /* [tokens][width], not x; zero where it is not wanted */
     const float *cos, *sin; /* [tokens][turned] */
     const int64_t *slots;   /* [tokens] */
+    const int64_t *wanted;  /* [num_wanted] tokens, ascending: the queries of the items; null: all are */
     const int64_t *sources, *targets; /* [copies] */
     void *keys, *values;    /* the layer's pool, as `attend` reads it */
     const int32_t *q_lens, *kv_lens, *table;
     float *scratch; /* batchrun_layer_scratch floats */
-    long tokens, turned, copies, items, table_width, block_size;
+    long tokens, num_wanted, turned, copies, items, table_width, block_size;
     int half; /* keys and values are float16 */
 };
 
