@@ -40,8 +40,9 @@ _MOVES = frozenset({
     "alias", "arange", "cat", "chunk", "clone", "concat", "contiguous", "copy_", "detach", "detach_", "dropout",
     "embedding", "empty", "empty_like", "expand", "flatten", "full_like", "gather", "index", "index_put_",
     "index_select", "lift_fresh", "masked_fill", "new_empty", "ones", "ones_like", "permute", "repeat",
-    "repeat_interleave", "reshape", "resolve_conj", "resolve_neg", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "to", "transpose", "type_as",
-    "unbind", "unflatten", "unsqueeze", "view", "where", "zeros", "zeros_like",
+    "repeat_interleave", "reshape", "resolve_conj", "resolve_neg", "select", "slice", "split", "split_with_sizes",
+    "squeeze", "stack", "to", "transpose", "type_as", "unbind", "unflatten", "unsqueeze", "view", "where", "zeros",
+    "zeros_like",
 })  # fmt: skip
 _ROUNDED_ONE_WAY = frozenset({
     "abs", "add", "add_", "bitwise_not", "clamp", "div", "div_", "eq", "floor_divide", "ge", "gt", "logical_and",
