@@ -13,6 +13,7 @@ from torch import Tensor
 from batchrun.engine.attention import NAME, paged_attention, run_packed
 from batchrun.engine.batch import ForwardBatch
 from batchrun.engine.fusion import fuse, round_weights, rounded_rows
+from batchrun.engine.greedy_head import GreedyHead
 from batchrun.engine.group import own_share
 from batchrun.engine.head import Halves
 from batchrun.engine.invariance import prove_invariance
@@ -39,7 +40,8 @@ class Model:
     """`forward` on the device and in the dtype it was loaded with.
 
     `kv_layers` is what a pool must hold for it, `attention` what it was checked with, which is to read that pool.
-    `place` is a tensor of the model's dtype on its device, `kv_place` one of the dtype of keys and values.
+    `place` is a tensor of the model's dtype on its device, `kv_place` one of the dtype of keys and values. With a
+    `greedy_head` it finds likeliest tokens without logits.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class Model:
         attention: Attention,
         place: Tensor,
         kv_place: Tensor,
+        greedy_head: GreedyHead | None,
     ) -> None:
         self.kv_layers = kv_layers
         self.needs = needs
         self.attention = attention
         self.place = place
         self.kv_place = kv_place
+        self.greedy_head = greedy_head
         self._module = module
         self._states_like = states_like(module)
 
@@ -171,7 +175,7 @@ class Model:
             # ALiBi, a mask or a product of its own: transformers warns, and leaves such a model as it was.
             raise ModelUnavailable(f"{expected.name} computes attention in its own code, which cannot run over blocks")
         checked = check(module, expected, GatherAttention(place.device))
-        attention = _accelerate(module, expected_fast, checked, kernels)
+        attention, checked = _accelerate(module, expected_fast, checked, kernels)
         kv_place = place.new_empty(0, dtype=kv_dtype)
         try:
             check_kv_dtype(attention, place.dtype, kv_place.dtype)
@@ -181,11 +185,17 @@ class Model:
             check(module, expected_fast, attention, kv_place, rounds=kernels is not None and kernels.rounds)
         if is_deterministic:
             prove_invariance(module, expected, attention, kv_place)
-        return cls(module, checked.kv_layers, checked.needs, attention, place, kv_place)
+        greedy_head = GreedyHead.find(module) if checked.ends_with_head else None
+        return cls(module, checked.kv_layers, checked.needs, attention, place, kv_place, greedy_head)
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Logits [num_sampled, vocab]; writes the batch's keys and values to the cache on the way."""
         return self.forward_planned(cache, batch, cache.attention.plan(batch.work))
+
+    def likeliest(self, batch: ForwardBatch, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """The largest of the logits that `forward` gives, [num_sampled], and its token, int64 [num_sampled]."""
+        assert self.greedy_head is not None, "the model finds no tokens without logits"
+        return self.greedy_head.likeliest(batch, cache, cache.attention.plan(batch.work))
 
     def forward_planned(self, cache: KVCache, batch: ForwardBatch, plan: Any) -> Tensor:
         """The same with the attention's plan for the batch, which may be made beforehand."""
@@ -198,8 +208,10 @@ def _expect_rounded(module: Any, kernels: LayerKernels) -> Expected:
         return expect(module)
 
 
-def _accelerate(module: Any, expected: Expected, checked: Checked, kernels: LayerKernels | None) -> Attention:
-    """Puts the device's kernels into the module and returns its attention, if the model is as right with them."""
+def _accelerate(
+    module: Any, expected: Expected, checked: Checked, kernels: LayerKernels | None
+) -> tuple[Attention, Checked]:
+    """Puts the device's kernels into the module, if the model is as right with them; its attention and its check."""
     place, plain = expected.place, GatherAttention(expected.place.device)
     try:
         attention = select(str(place.device), checked.needs, checked.kv_layers.values(), place.dtype)
@@ -207,15 +219,14 @@ def _accelerate(module: Any, expected: Expected, checked: Checked, kernels: Laye
         raise ModelUnavailable(str(error)) from error
     fusion = fuse(module, kernels) if kernels is not None else None
     if fusion is None and attention.name == plain.name:
-        return attention
+        return attention, checked
     try:
-        check(module, expected, attention, rounds=kernels is not None and kernels.rounds)
+        return attention, check(module, expected, attention, rounds=kernels is not None and kernels.rounds)
     except ModelUnavailable as error:
         _log.warning("running in plain torch, which is slower: with the fast kernels %s", error)
         if fusion is not None:
             fusion.undo()
-        return plain
-    return attention
+        return plain, checked
 
 
 def _refuse_by_name(config: Any) -> None:

@@ -20,7 +20,7 @@ from batchrun.engine.ranks import LedShards
 from batchrun.engine.reading import Read, Reading, read
 from batchrun.engine.runner_facts import RunnerFacts
 from batchrun.engine.runner_options import RunnerOptions
-from batchrun.engine.sampling import sample
+from batchrun.engine.sampling import if_finite, sample, takes_likeliest
 from batchrun.engine.shard import Shard, Shards
 from batchrun.engine.step import Launched, Sampled, ScheduledBatch
 from batchrun.engine.swap import HostPool
@@ -45,6 +45,8 @@ class TorchRunner:
         """`led`: the shards of all ranks, where there are more than this process's `shard`."""
         self._shard = shard
         self._shards: Shards = led or shard
+        # Of several ranks none has all logits' weights.
+        self._finds_likeliest = led is None and shard.finds_likeliest
         self._eos_token_ids = eos_token_ids
         self._last: Samples | None = None
         states = shard.cache.states
@@ -134,6 +136,9 @@ class TorchRunner:
 
     def _sample(self, num_top: int | None, batch: ScheduledBatch) -> "_Chosen":
         """`num_top` likeliest tokens are told of each; None: no log-probability."""
+        if num_top is None and self._finds_likeliest and all(map(takes_likeliest, batch.sampled)):
+            forward = pack(batch, self.block_size, self._shard.model.place.device, last=self._last)
+            return _Chosen(if_finite(*self._shard.likeliest(forward)))
         logits = self._logits(batch)
         # A copy: what is masked for sampling counts all the same.
         raw = logits.clone() if num_top is not None else None

@@ -48,7 +48,21 @@ def sample(
         some = random[first : first + at_once]
         rows = to_device(np.array(some), logits.device)
         chosen[rows] = _draw(logits[rows].double(), [items[row] for row in some])
-    return chosen.masked_fill_(~best.isfinite(), NO_TOKEN)
+    return if_finite(best, chosen)
+
+
+def takes_likeliest(item: Item) -> bool:
+    """Whether nothing but the logits decides which token is behind the item: the largest one's."""
+    sequence = item.sequence
+    return sequence.request.sampling.is_greedy and sequence.matcher is None and not _is_adjusted(item)
+
+
+def if_finite(
+    logits: Tensor,  # [num_sampled]
+    tokens: Tensor,  # int64 [num_sampled], changed in place
+) -> Tensor:
+    """int64 [num_sampled]: the tokens of these logits, NO_TOKEN for those that are not finite."""
+    return tokens.masked_fill_(~logits.isfinite(), NO_TOKEN)
 
 
 def uniform(seed: int, row_idx: int, position: int) -> float:

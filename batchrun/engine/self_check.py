@@ -15,6 +15,7 @@ from torch import Tensor
 
 from batchrun.engine.attention import run_packed
 from batchrun.engine.batch import pack
+from batchrun.engine.greedy_head import head_outputs
 from batchrun.engine.head import Halves
 from batchrun.engine.kv_cache import KVCache
 from batchrun.engine.request import Request, SamplingParams
@@ -38,10 +39,11 @@ _TOLERANCE_HALF = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the check saw: the layers that store keys and values, and what their attention must be able to do."""
+    """What the check saw: layers that store keys and values, and what their attention must be able to do."""
 
     kv_layers: dict[int, KVLayer]
     needs: frozenset[Feature]
+    ends_with_head: bool  # the logits are what the model's head gives, to the bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,19 @@ def check(
     name = expected.name
     kv_place = expected.place if kv_place is None else kv_place
     try:
-        packed, cache = _packed_logits(module, _sequences(expected.vocab_size), attention, kv_place)
+        with head_outputs(module) as outputs:
+            steps, cache = _packed_logits(module, _sequences(expected.vocab_size), attention, kv_place)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelUnavailable(f"{name} cannot be run over blocks: {reason}") from error
     _check_windows(name, module.config.get_text_config(decoder=True), cache.masks)
     is_exact = expected.place.dtype == kv_place.dtype == torch.float32 and not rounds
-    seen = [logits[_num_unread(cut) :] for logits, (cut, _) in zip(expected.logits, _CHUNKS, strict=True)]
-    _check_logits(name, torch.cat(packed), torch.cat(seen), is_exact)
-    return Checked(cache.layers, frozenset().union(*(mask.features for mask in cache.masks)))
+    alone = list(zip(expected.logits, _CHUNKS, strict=True))
+    read = [logits[_num_unread(cut) : cut] for logits, (cut, _) in alone] + [logits[cut:] for logits, (cut, _) in alone]
+    _check_logits(name, torch.cat(steps), torch.cat(read), is_exact)
+    needs = frozenset[Feature]().union(*(mask.features for mask in cache.masks))
+    ends_with_head = len(outputs) == len(steps) and all(map(torch.equal, outputs, [step[None] for step in steps]))
+    return Checked(cache.layers, needs, ends_with_head)
 
 
 @torch.inference_mode()
@@ -132,23 +138,21 @@ def _plain_logits(module: Any, sequences: list[Sequence], place: Tensor) -> tupl
 def _packed_logits(
     module: Any, sequences: list[Sequence], attention: Attention, place: Tensor
 ) -> tuple[list[Tensor], KVCache]:
-    """Each sequence's logits, from two steps, and the cache they went through.
+    """The logits [num_read, vocab] of two steps, sequence after sequence, and the cache they went through.
 
     Behind the first tokens of the first step nothing is read, as in a job: they count by their keys and values.
     """
     num_blocks = sum(len(sequence.block_table) for sequence in sequences)
     cache = KVCache(num_blocks, _BLOCK_SIZE, attention, place, make_states(module, len(sequences)))
-    parts: list[list[Tensor]] = [[] for _ in sequences]
+    logits = []
     for late in (False, True):
         spans = [(cut, length - cut) if late else (0, cut) for cut, length in _CHUNKS]
         items = tuple(Item(one, start, num, samples=late) for one, (start, num) in zip(sequences, spans, strict=True))
         batch = pack(ScheduledBatch(items), _BLOCK_SIZE, place.device)
         is_read = [torch.arange(num) >= (0 if late else _num_unread(num)) for _, num in spans]
         batch = replace(batch, sampled=torch.cat(is_read).nonzero()[:, 0].to(place.device))
-        logits = run_packed(module, batch, cache, attention.plan(batch.work))
-        for own, part in zip(parts, torch.split(logits, [int(read.sum()) for read in is_read]), strict=True):
-            own.append(part)
-    return [torch.cat(own) for own in parts], cache
+        logits.append(run_packed(module, batch, cache, attention.plan(batch.work)))
+    return logits, cache
 
 
 def _num_unread(cut: int) -> int:

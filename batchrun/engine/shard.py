@@ -160,6 +160,17 @@ class Shard:
     def logits(self, step: ForwardBatch) -> Tensor:
         return self.model.forward(step, self.cache)
 
+    @property
+    def finds_likeliest(self) -> bool:
+        return self.model.greedy_head is not None
+
+    def likeliest(self, step: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """The largest logits, [num_sampled], and their tokens, int64 [num_sampled]; writes the step's keys and values.
+
+        Only where it `finds_likeliest`.
+        """
+        return self.model.likeliest(step, self.cache)
+
     def hidden(self, step: ForwardBatch) -> Tensor:
         return self._two_halves.hidden(step, self.cache, self.cache.attention.plan(step.work))
 

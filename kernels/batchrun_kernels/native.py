@@ -22,6 +22,8 @@ _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ct
 _ARGUMENTS: dict[str, list[Any]] = {
     "batchrun_at_most": [_INT],
     "batchrun_gemm": [_POINTER] * 4 + [_LONG] * 3,
+    "batchrun_best_scratch": [_LONG],
+    "batchrun_gemm_best": [_POINTER] * 4 + [_LONG] * 3 + [_POINTER],
     "batchrun_rounded_size": [_LONG] * 2,
     "batchrun_gemm_int8": [_POINTER] * 5 + [_LONG] * 3 + [_POINTER],
     "batchrun_rms_norm": [_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG],
@@ -74,7 +76,8 @@ def load(folder: Path) -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    library.batchrun_layer_scratch.restype = library.batchrun_rounded_size.restype = _LONG
+    for name in ("batchrun_best_scratch", "batchrun_layer_scratch", "batchrun_rounded_size"):
+        getattr(library, name).restype = _LONG
     return library
 
 

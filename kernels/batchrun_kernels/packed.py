@@ -75,6 +75,24 @@ class PackedWeight:
         )
         return y
 
+    def largest(
+        self,
+        x: Tensor,  # float32 [num, k]
+    ) -> tuple[Tensor, Tensor]:
+        """Of each row the largest of what `linear` without a bias gives, float32 [num], and its place, int64 [num].
+
+        Of several the first; NaN where any output is. The outputs themselves are not kept.
+        """
+        assert x.dtype == torch.float32, x.dtype
+        num, k = x.shape
+        assert k == self.k, f"rows of {k} for a weight of {self.k}"
+        x, library = x.contiguous(), native.needed()
+        values, places = torch.empty(num), torch.empty(num, dtype=torch.int64)
+        scratch = torch.empty(library.batchrun_best_scratch(num))
+        addresses = (tensor.data_ptr() for tensor in (x, self.panels, values, places))
+        library.batchrun_gemm_best(*addresses, num, self.num_outputs, k, scratch.data_ptr())
+        return values, places
+
 
 def reference_linear(
     x: Tensor,  # [..., k]

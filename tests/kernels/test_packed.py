@@ -34,6 +34,37 @@ def test_equals_the_reference(library: ctypes.CDLL, num_outputs: int, k: int, nu
     torch.testing.assert_close(packed.linear(x, bias).double(), reference_linear(x, weight, bias), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("num_outputs", "k"), [*SHAPES, (2000, 64)])
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 13, 64, 250])
+@pytest.mark.parametrize("shift", [-9.0, 0.0])
+def test_the_largest_are_those_of_all_outputs(
+    library: ctypes.CDLL, num_outputs: int, k: int, num_rows: int, shift: float
+) -> None:
+    """Also where all are negative, and below the zeros that fill the last panel."""
+    x, weight, _ = make(num_outputs, k, num_rows)
+    x[:, 0] = 1
+    weight[:, 0] += shift
+    packed = PackedWeight.pack(weight)
+    expected = packed.linear(x, None).max(dim=-1)
+    assert all(map(torch.equal, packed.largest(x), expected))
+
+
+def test_of_several_largest_the_first_is_told_and_nan_is_larger_than_any(library: ctypes.CDLL) -> None:
+    weight = torch.zeros(300, 3)
+    weight[[17, 40, 41, 299], 0] = 2.0
+    weight[[5, 250], 1] = math.inf
+    weight[77, 2] = math.nan
+    values, places = PackedWeight.pack(weight).largest(torch.eye(3).mul(1.0))
+    assert values[0].isnan()  # zero times infinity
+    weight[weight.isinf()] = 1e30
+    weight[77, 2] = 1.0
+    x = torch.tensor([[1.0, 0, 0], [-1.0, 0, 0], [0, 1e30, 0], [0, -1e30, 0], [0, 0, math.nan]])
+    values, places = PackedWeight.pack(weight).largest(x)
+    assert values[:4].tolist() == [2.0, 0.0, math.inf, 0.0]
+    assert places[:4].tolist() == [17, 0, 5, 0]
+    assert values[4].isnan()
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_a_rows_bits_do_not_depend_on_the_batch(library: ctypes.CDLL, num_threads: int) -> None:
     x, weight, bias = make(91, 2050, 61)

@@ -4,14 +4,6 @@
  * of them busy.
  */
 
-/* The part of k that a block of rows is taken through before the next; outputs wait in y meanwhile. */
-#define K_PIECE 1536
-/* Floats of x in a block: half of the second-level cache, which has 512 KiB, and 1 MiB beside AVX-512. */
-#define BLOCK_FLOATS (8192 * LANES)
-
-/* Panels that are multiplied at once, in two vectors of every row. */
-#define PANELS (2 * LANES / WIDTH)
-
 /* c[rows][16 * panels] (+)= a[rows][k] times the same piece b[k][16] of panels that begin `apart` floats from each
  * other; `first` starts from zero instead of from c. */
 INLINE void NAME(gemm_rows)(const int rows, const int vectors, const float *a, long lda, const float *b, long apart,
@@ -36,37 +28,44 @@ NOINLINE void NAME(gemm_single)(int rows, const float *a, long lda, const float 
     FOR_ROWS(gemm_rows, rows, 1, a, lda, b, 0, k, c, ldc, first, next, end, lines)
 }
 
-/* The outputs of a cell, carried on over `piece` steps of k from `start`. A last panel of fewer than 16 columns is
- * computed beside y: a row of y is no wider than n. `next` is prefetched where there are groups to compute meanwhile:
- * what the following cell will take from the panels. */
-static void NAME(gemm_cell)(const struct product *a, const struct cell *cell, long start, long piece, const float *next)
+/* The outputs of a cell, carried on over `piece` steps of k from `start`; c [rows of the cell][ldc]. `next` is prefetched
+ * where there are groups to compute meanwhile: what the following cell will take from the panels. */
+static void NAME(gemm_groups)(const struct product *a, const struct cell *cell, long start, long piece,
+                              const float *next, float *c, long ldc)
 {
-    const long low = cell->low, high = cell->high, panels = cell->to - cell->from, column = cell->from * WIDTH;
+    const long groups = cell->high - cell->low, panels = cell->to - cell->from, ahead = piece * panels;
     const float *panel = a->packed + (cell->from * a->k + start) * WIDTH;
-    const long first = group_row(a->m, a->groups, low), rows = group_row(a->m, a->groups, high) - first;
-    const long full = panels * WIDTH, width = a->n - column < full ? a->n - column : full;
-    float *y = a->y + first * a->n + column, aside[width < full ? rows * full : 1];
-    float *c = width < full ? aside : y;
-    const long ldc = width < full ? full : a->n;
-    if (width < full && start)
-        for (long r = 0; r < rows; r++)
-            memcpy(aside + r * full, y + r * a->n, width * sizeof(float));
+    const long first = group_row(a->m, a->groups, cell->low);
     /* Every group takes its share of `next`, evenly: memory is read as long as there is something to compute. A single
      * group is done before memory is, and reads shortly ahead instead. */
-    const long groups = high - low, ahead = piece * panels;
     const long lines = groups > 1 ? (4 * panels + groups - 1) / groups : 0;
-    for (long g = low; g < high; g++) {
-        const long row = group_row(a->m, a->groups, g);
-        const int num = (int)(group_row(a->m, a->groups, g + 1) - row);
+    for (long g = 0; g < groups; g++) {
+        const long row = group_row(a->m, a->groups, cell->low + g);
+        const int num = (int)(group_row(a->m, a->groups, cell->low + g + 1) - row);
         const float *x = a->x + row * a->k + start;
-        const float *from = next && lines ? next + ahead * (g - low) / groups * WIDTH : 0;
-        const float *to = next && lines ? next + ahead * (g - low + 1) / groups * WIDTH : 0;
+        const float *from = next && lines ? next + ahead * g / groups * WIDTH : 0;
+        const float *to = next && lines ? next + ahead * (g + 1) / groups * WIDTH : 0;
         if (panels * WIDTH > LANES)
             NAME(gemm_pair)(num, x, a->k, panel, panels > 1 ? a->k * WIDTH : LANES, piece, c + (row - first) * ldc, ldc,
                             start == 0, from, to, lines);
         else
             NAME(gemm_single)(num, x, a->k, panel, piece, c + (row - first) * ldc, ldc, start == 0, from, to, lines);
     }
+}
+
+/* A cell of y, carried on. A last panel of fewer than 16 columns is computed beside y: a row of y is no wider than n. */
+static void NAME(gemm_cell)(const struct product *a, const struct cell *cell, long start, long piece, const float *next)
+{
+    const long full = (cell->to - cell->from) * WIDTH, column = cell->from * WIDTH;
+    const long first = group_row(a->m, a->groups, cell->low), rows = group_row(a->m, a->groups, cell->high) - first;
+    const long width = a->n - column < full ? a->n - column : full;
+    float *y = a->y + first * a->n + column, aside[width < full ? rows * full : 1];
+    float *c = width < full ? aside : y;
+    const long ldc = width < full ? full : a->n;
+    if (width < full && start)
+        for (long r = 0; r < rows; r++)
+            memcpy(aside + r * full, y + r * a->n, width * sizeof(float));
+    NAME(gemm_groups)(a, cell, start, piece, next, c, ldc);
     const float *bias = start + piece == a->k ? a->bias : 0;
     if (!bias && width == full)
         return;
@@ -89,6 +88,3 @@ static void NAME(gemm)(const float *x, const float *packed, const float *bias, f
         }
     }
 }
-#undef PANELS
-#undef K_PIECE
-#undef BLOCK_FLOATS

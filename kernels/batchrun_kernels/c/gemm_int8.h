@@ -16,8 +16,6 @@ struct NAME(group) {
 
 /* As many bytes of x in a block. */
 #define BLOCK_BYTES (4 * 8192 * LANES)
-/* Panels that are multiplied at once, in two vectors of every row. */
-#define PANELS (2 * LANES / WIDTH)
 /* Words that four numbers of x take, and as many parts of the weights that they are multiplied with. */
 #define PARTS ((int)sizeof(ROUNDED))
 /* Bytes of a panel that a group is multiplied with. */
@@ -163,6 +161,5 @@ static void NAME(gemm_int8)(const struct product_int8 *a)
     }
 }
 #undef BLOCK_BYTES
-#undef PANELS
 #undef PARTS
 #undef GROUP_BYTES

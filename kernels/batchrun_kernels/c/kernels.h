@@ -3,8 +3,9 @@
 #define NAME(x) JOIN(x, SET)
 #include "float32.h"
 #include "tile.h"
-#include "gemm.h"
 #include "exp.h"
+#include "gemm.h"
+#include "gemm_best.h"
 #include "gemm_int8.h"
 #include "round.h"
 #include "elementwise.h"

@@ -254,6 +254,19 @@ void batchrun_gemm(const float *x, const float *packed, const float *bias, float
     CALL(gemm, x, packed, bias, y, m, n, k);
 }
 
+/* The floats that `batchrun_gemm_best` needs for m rows. */
+long batchrun_best_scratch(long m)
+{
+    return omp_get_max_threads() * m * 3 * 16;
+}
+
+/* Of each row of x W^T the largest output and its place, the first of several; NaN where there is one. */
+void batchrun_gemm_best(const float *x, const float *packed, float *value, int64_t *place, long m, long n, long k,
+                        void *scratch)
+{
+    CALL(gemm_best, x, packed, value, place, m, n, k, scratch);
+}
+
 /* The floats that m rounded rows of k numbers take. */
 long batchrun_rounded_size(long m, long k)
 {

@@ -3,6 +3,12 @@
 #define WIDTH 16
 /* Rows that a block has at most. */
 #define BLOCK_ROWS 168
+/* The part of k that a block of rows is taken through before the next; outputs wait in y meanwhile. */
+#define K_PIECE 1536
+/* Floats of x in a block: half of the second-level cache, which has 512 KiB, and 1 MiB beside AVX-512. */
+#define BLOCK_FLOATS (8192 * LANES)
+/* Panels that are multiplied at once, in two vectors of every row. */
+#define PANELS (2 * LANES / WIDTH)
 /* Multiply-adds of a thread that are shared out evenly. */
 #define EVEN_WORK (1L << 25)
 
