@@ -49,6 +49,7 @@ def test_the_real_library_takes_what_the_commands_give() -> None:
 
     for home, name in [
         (planning, "plan"),
+        (planning, "num_done"),
         (planning, "estimate"),
         (planning, "find_device"),
         (planning, "simulate"),
