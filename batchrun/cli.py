@@ -89,10 +89,25 @@ def _no_such_option(error: click.NoSuchOption) -> str:
     is_argument = any(isinstance(parameter, click.Argument) and parameter.name == "model" for parameter in parameters)
     if is_argument and error.option_name in ("-m", "--model"):
         return f"no such option {error.option_name}; MODEL is an argument here, so leave {error.option_name} out"
+    if elsewhere := _commands_with(error.option_name, error.ctx):
+        return f"no such option {error.option_name}; it is an option of {', '.join(elsewhere)}"
     known = [name for parameter in parameters for name in parameter.opts]
     close = nearest(error.option_name, known)
     remedy = f"did you mean {close}?" if close else "--help lists the options"
     return f"no such option {error.option_name}; {remedy}"
+
+
+def _commands_with(option: str, ctx: click.Context | None) -> list[str]:
+    """The commands that have this option, as they are typed."""
+    group = ctx.find_root().command if ctx else None
+    if ctx is None or not isinstance(group, Batchrun):
+        return []
+    commands = {name: group.get_command(ctx, name) for name in group.list_commands(ctx)}
+    return [
+        f"batchrun {name}"
+        for name, command in commands.items()
+        if command is not None and any(option in parameter.opts for parameter in command.params)
+    ]
 
 
 def complain(error: BatchrunError) -> int:
