@@ -4,9 +4,11 @@ Subcommands are imported when they are called, so that `status` pays for nothing
 """
 
 import gc
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -63,6 +65,14 @@ class Batchrun(click.Group):
             raise UsageError(f"no such command {args[0]!r}; {remedy}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *given: Any, **extra: Any) -> click.Context:
+        with _ending_with_its_reader():
+            return super().make_context(*given, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _ending_with_its_reader():
+            return super().invoke(ctx)
+
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> None:  # type: ignore[override]
         """Runs the program and exits; never returns."""
         sys.exit(self._run(args, prog_name, extra | {"standalone_mode": False}))
@@ -82,6 +92,17 @@ class Batchrun(click.Group):
         except (click.Abort, KeyboardInterrupt):
             return complain(StoppedByUser("stopped by SIGINT; the same command goes on from here"))
         return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _ending_with_its_reader() -> Iterator[None]:
+    """Where nobody reads stdout to its end, such as `head`, the program ends without a word, as others do."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        # What is left of it would be written at exit, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(128 + signal.SIGPIPE) from error
 
 
 def _no_such_option(error: click.NoSuchOption) -> str:
