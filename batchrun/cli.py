@@ -4,9 +4,11 @@ Subcommands are imported when they are called, so that `status` pays for nothing
 """
 
 import gc
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -63,6 +65,14 @@ class Batchrun(click.Group):
             raise UsageError(f"no such command {args[0]!r}; {remedy}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *given: Any, **extra: Any) -> click.Context:
+        with _ending_with_its_reader():
+            return super().make_context(*given, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _ending_with_its_reader():
+            return super().invoke(ctx)
+
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> None:  # type: ignore[override]
         """Runs the program and exits; never returns."""
         sys.exit(self._run(args, prog_name, extra | {"standalone_mode": False}))
@@ -84,15 +94,41 @@ class Batchrun(click.Group):
         return code if isinstance(code, int) else 0
 
 
+@contextmanager
+def _ending_with_its_reader() -> Iterator[None]:
+    """Where nobody reads stdout to its end, such as `head`, the program ends without a word, as others do."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        # What is left of it would be written at exit, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(128 + signal.SIGPIPE) from error
+
+
 def _no_such_option(error: click.NoSuchOption) -> str:
     parameters = error.ctx.command.params if error.ctx else []
     is_argument = any(isinstance(parameter, click.Argument) and parameter.name == "model" for parameter in parameters)
     if is_argument and error.option_name in ("-m", "--model"):
         return f"no such option {error.option_name}; MODEL is an argument here, so leave {error.option_name} out"
+    if elsewhere := _commands_with(error.option_name, error.ctx):
+        return f"no such option {error.option_name}; it is an option of {', '.join(elsewhere)}"
     known = [name for parameter in parameters for name in parameter.opts]
     close = nearest(error.option_name, known)
     remedy = f"did you mean {close}?" if close else "--help lists the options"
     return f"no such option {error.option_name}; {remedy}"
+
+
+def _commands_with(option: str, ctx: click.Context | None) -> list[str]:
+    """The commands that have this option, as they are typed."""
+    group = ctx.find_root().command if ctx else None
+    if ctx is None or not isinstance(group, Batchrun):
+        return []
+    commands = {name: group.get_command(ctx, name) for name in group.list_commands(ctx)}
+    return [
+        f"batchrun {name}"
+        for name, command in commands.items()
+        if command is not None and any(option in parameter.opts for parameter in command.params)
+    ]
 
 
 def complain(error: BatchrunError) -> int:

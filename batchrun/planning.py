@@ -20,6 +20,8 @@ from batchrun.plan.planner import make_plan
 from batchrun.recall import Recall, giving_way
 from batchrun.reuse import earlier_job, foresee
 from batchrun.stop import StopRequest
+from batchrun.store.at_hand import at_hand
+from batchrun.store.counts import total
 from batchrun.store.durable import storage_errors, write_file
 from batchrun.tokenizer import Tokenizer
 from batchrun.tune import fleet, simulation
@@ -61,6 +63,12 @@ def how_to_estimate(job: Job) -> str | None:
     if job.task != "generate" or job.num_beams > 1:
         return None
     return tune_command(job, find_model(job).spec)
+
+
+def num_done(job: Job) -> int:
+    """Rows of the job that have their result already. Raises StorageFailed where a part cannot be read."""
+    with at_hand(job.output) as found:
+        return total(found.at.list_parts()).rows
 
 
 def estimate(job: Job, plan: Plan) -> simulation.Estimate | None:

@@ -30,8 +30,8 @@ ROOMS = {
     "engine": "engine",
     "worker": "worker",
     "top": (
-        "executors harness interrupts lifecycle opened planning running progress_file recall api doctor tune retry "
-        "rerun"
+        "cores executors harness interrupts lifecycle opened planning running progress_file recall api doctor tune "
+        "retry rerun"
     ),
     "front": (
         "cli cli_cancel cli_export cli_list cli_lm_eval cli_options cli_presets cli_report cli_retry "

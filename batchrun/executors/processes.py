@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 
 from batchrun.child import same_modules
+from batchrun.cores import num_threads
 from batchrun.errors import EngineFailed
 from batchrun.executors import member
 from batchrun.executors.messages import Brief, FromWorker, Lost, ToWorker
@@ -91,11 +92,9 @@ class LocalProcesses:
             yield Lost(_named(code), has_crashed=code not in _FROM_OUTSIDE)
 
     def _environment(self) -> dict[str, str]:
-        asked = os.environ.get("OMP_NUM_THREADS", "")
-        num_cores = int(asked) if asked.isdigit() else len(os.sched_getaffinity(0))
         return {
             **same_modules(),
-            "OMP_NUM_THREADS": str(max(1, num_cores // self._num_workers)),
+            "OMP_NUM_THREADS": str(max(1, num_threads() // self._num_workers)),
         }
 
 

@@ -39,7 +39,8 @@ def compared(
 ) -> tuple[Compared, ...]:
     """`plan` is the summary of a plan, `estimate` what `batchrun plan` foretold by a measured profile, if it did.
 
-    Both are of all rows, so nothing is foretold where some are copied from an earlier job (`is_copied`).
+    Both are of all rows, so nothing is foretold where some are copied from an earlier job (`is_copied`); and of one
+    engine, so where several ran it only the tokens of prompts and outputs are foretold.
     """
     total = series.total
     if total is None or not plan:
@@ -47,8 +48,12 @@ def compared(
     shares = any(run.facts.get("shares_prefixes") for run in series.runs)
     counters = total.counters
     prompts = plan["unique_prompt_tokens"] if shares else plan["prompt_tokens"]
+    peak_kv = plan["peak_kv_bytes"]
     if is_copied:
         estimate = {}
+    elif any(run.facts.get("num_workers", 1) > 1 for run in series.runs):
+        # Each of them computes what it shares, in steps and a pool of its own.
+        estimate, peak_kv = {"output_tokens": estimate.get("output_tokens")}, None
     return (
         Compared("prompt tokens computed", "tokens", None if is_copied else prompts, counters.computed_prompt_tokens),
         Compared("output tokens", "tokens", estimate.get("output_tokens"), counters.output_tokens),
@@ -57,7 +62,7 @@ def compared(
         Compared(
             "peak KV" if estimate else "peak KV, at most",
             "bytes",
-            estimate.get("peak_kv_bytes", plan["peak_kv_bytes"]),
+            estimate.get("peak_kv_bytes", peak_kv),
             series.peak_kv_bytes,
         ),
         Compared("time in the engine", "seconds", estimate.get("run_s"), total.seconds),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
+from batchrun.cores import num_threads
 from batchrun.digest import sampled_digest
 from batchrun.engine.step_time import StepTimes
 from batchrun.errors import StorageFailed
@@ -132,9 +133,7 @@ class Profile(_Facts):
 
 def this_machine() -> Machine:
     """Without importing torch, which takes its number of threads from the same places."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(asked) if asked.isdigit() else _num_cores()
-    return Machine(processor=_processor(), threads=threads, kernels=_kernels())
+    return Machine(processor=_processor(), threads=num_threads(), kernels=_kernels())
 
 
 def find(cache: Path, job: "Job", spec: "ModelSpec") -> Profile | None:
@@ -205,10 +204,6 @@ def as_tuned(job: "Job", device: "Device | None") -> "Job":
 
 def _folder(cache: Path) -> Path:
     return cache / "profiles"
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -22,6 +22,7 @@ class Library(ModuleType):
 
     outcome: Outcome | BaseException
     made: object = None
+    done: int = 0
     estimated: object = None
     fleet: object = None
     simulated: list[tuple[str | None, tuple[int, ...], float | None]] = field(default_factory=list)
@@ -36,6 +37,9 @@ class Library(ModuleType):
         self.jobs.append(job)
         self.during(observe, stop)
         return self.made
+
+    def num_done(self, job: Job) -> int:
+        return self.done
 
     def estimate(self, job: Job, plan: object) -> object:
         assert plan is self.made

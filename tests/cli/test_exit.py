@@ -1,5 +1,7 @@
 """How the program ends: with its code, after what others have to do at the end, and without a search for garbage."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -31,6 +33,17 @@ def test_a_traceback_is_an_error() -> None:
 def test_a_command_that_is_a_librarys_ends_as_it_would_by_itself(ending: str, code: int) -> None:
     program = f"from batchrun import cli\ncli.batchrun = lambda **given: sys.exit({ending})\ncli.main()"
     assert run(program).returncode == code
+
+
+@pytest.mark.parametrize("arguments", [["presets"], ["presets", "extract"], ["--help"], ["submit", "--help"]])
+def test_a_reader_that_has_enough_ends_the_program_quietly(arguments: list[str]) -> None:
+    """It ended by 1, which is that of a bug."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "batchrun", *arguments]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_an_output_that_is_closed_is_nothing_to_complain_about() -> None:

@@ -49,6 +49,7 @@ def test_the_real_library_takes_what_the_commands_give() -> None:
 
     for home, name in [
         (planning, "plan"),
+        (planning, "num_done"),
         (planning, "estimate"),
         (planning, "find_device"),
         (planning, "simulate"),
@@ -104,6 +105,14 @@ def test_flag_variable_and_file_meet(library: Library, run: Run, tmp_path: Path)
         (
             ["submit", "a", "-o", "out", "--max-token", "3"],
             "no such option --max-token; did you mean --max-tokens?",
+        ),
+        (
+            ["submit", "a", "-o", "out", "--simulate", "2"],
+            "no such option --simulate; it is an option of batchrun plan",
+        ),
+        (
+            ["retry", "out", "--workers=2"],
+            "no such option --workers; it is an option of batchrun plan, batchrun submit",
         ),
         (["submit", "a", "-o", "out", "--max-tokens"], "Option '--max-tokens' requires an argument."),
         (["submit", "a", "-o", "out", "--top-p", "2"], "--top-p should be less than or equal to 1, not '2'"),

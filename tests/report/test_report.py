@@ -18,12 +18,14 @@ from batchrun.errors import DataError, ModelUnavailable, StoppedEarly
 from batchrun.executors import local
 from batchrun.observe.events import Event, Message, RunBegan
 from batchrun.plan.prefixes import read_prefixes
+from batchrun.report.compared import compared
 from batchrun.report.facts import gather
 from batchrun.report.report import write_report
 from batchrun.report.series import read
 from batchrun.stop import StopRequest
 from batchrun.store.layout import Layout
 from batchrun.store.status import status
+from tests.report.samples import sample, series
 from tests.run.conftest import EchoJob
 from tests.run.conftest import echo_job as echo_job
 
@@ -100,6 +102,21 @@ def test_the_map_of_prefixes_names_what_rows_share(echo_job) -> None:
     facts = gather(job.out, str(job.out))
     saved = facts.plan["prompt_tokens"] - facts.plan["unique_prompt_tokens"]
     assert sum(prefix.saved_tokens for prefix in prefixes) == saved
+
+
+def test_what_is_foretold_of_one_engine_is_not_held_against_several() -> None:
+    """Two workers were said to need too many steps and too much time."""
+    plan = {"prompt_tokens": 400, "unique_prompt_tokens": 100, "peak_kv_bytes": 63}
+    estimate = {"output_tokens": 80, "computed_tokens": 180, "steps": 10, "peak_kv_bytes": 50, "run_s": 2.0}
+
+    def foretold(num_workers: int) -> dict[str, float | None]:
+        found = compared(plan, estimate, series(sample(), num_workers=num_workers), is_copied=False)
+        return {each.name: each.predicted for each in found}
+
+    tokens = {"prompt tokens computed": 100, "output tokens": 80}
+    one = {"tokens computed": 180, "steps": 10, "peak KV": 50, "time in the engine": 2.0}
+    assert foretold(1) == tokens | one
+    assert foretold(2) == tokens | dict.fromkeys(one)
 
 
 def test_nothing_from_the_data_is_markup(nasty: EchoJob) -> None:

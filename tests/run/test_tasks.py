@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import batchrun as br
+from batchrun import planning
 from batchrun.engine.echo import HIDDEN_SIZE, EchoRunner, entries, hidden, logprob
 from batchrun.errors import DataError, EngineFailed, UsageError
 from batchrun.retry import retry
@@ -279,6 +280,13 @@ def test_a_plan_says_what_is_asked(echo_job, task, said):
     assert planned.returncode == 0, planned.stderr
     assert re.search(said, planned.stdout), planned.stdout
     assert "\ntime" not in planned.stdout
+
+
+def test_a_plan_knows_how_many_rows_are_done(echo_job) -> None:
+    job = echo_job(5)
+    assert planning.num_done(job.job()) == 0
+    job.submit()
+    assert planning.num_done(job.job()) == 5
 
 
 def test_failed_rows_run_again_and_no_sampling_option_is_taken(echo_job):

@@ -1,6 +1,9 @@
 """A profile is found by the jobs that it was measured for, and by no other."""
 
 import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,27 @@ def test_the_number_of_threads_is_a_part_of_the_machine(monkeypatch: pytest.Monk
     for unusable in ("", "many"):
         monkeypatch.setenv("OMP_NUM_THREADS", unusable)
         assert this_machine().threads >= 1
+
+
+COUNTED = """
+from batchrun.executors.processes import LocalProcesses
+from batchrun.tune.profile import this_machine
+def counted():
+    return this_machine().threads, int(LocalProcesses(1)._environment()["OMP_NUM_THREADS"])
+before = counted()
+import torch
+print(before, counted())
+"""
+
+
+def test_cores_are_counted_alike_once_torch_has_bound_a_thread_to_one() -> None:
+    """They were counted as one, so that a measured model was not found and workers had a thread each."""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    counted = subprocess.run(
+        [sys.executable, "-c", COUNTED], env=env | {"OMP_PROC_BIND": "true"}, capture_output=True, text=True, check=True
+    )
+    cores = len(os.sched_getaffinity(0))
+    assert counted.stdout.strip() == f"({cores}, {cores}) ({cores}, {cores})"
 
 
 def test_a_machine_without_the_c_library_is_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -132,6 +132,10 @@ INLINE float NAME(largest_of)(const float *scores)
     return NAME(largest_lane)(largest);
 }
 
+/* How far scores may lie above `most` before that is raised: what was summed so far is rarely rescaled then, and the
+ * sums stay far from the largest float. */
+#define MOST_ABOVE 8
+
 /* One row's scores [low, high) of a tile become weights, the others zero; `most` and `sum` are carried on, and the
  * result is what the row's output so far must be multiplied by. */
 static float NAME(softmax)(float *scores, long width, long low, long high, float softcap, float *most, float *sum)
@@ -139,7 +143,7 @@ static float NAME(softmax)(float *scores, long width, long low, long high, float
     const VECTOR zero = {0};
     int is_whole = low == 0 && high >= TILE && width == TILE;
     float here = is_whole && softcap == 0 ? NAME(largest_of)(scores) : NAME(masked)(scores, width, low, high, softcap);
-    float now = here > *most ? here : *most;
+    float now = here > *most + MOST_ABOVE ? here : *most;
     float kept = now > *most ? NAME(exp_of_small)(zero + (*most - now))[0] : 1;
     VECTOR total = zero;
     for (long t = 0; t < width; t += LANES) {

@@ -54,13 +54,17 @@ INLINE VECTOR NAME(exp_of_small)(VECTOR x)
     VECTOR power = shifted - round;
     VECTOR rest = x - power * 0.693359375f;
     rest = rest + power * 2.12194440e-4f;
-    VECTOR sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    sum = sum * rest * rest + rest + 1.0f;
+    VECTOR sum = rest * 1.3814540105e-3f + 8.3687451362e-3f;
+    sum = sum * rest + 4.1668390787e-2f;
+    sum = sum * rest + 1.6666520399e-1f;
+    sum = sum * rest + 4.9999993432e-1f;
+    sum = sum * rest + 1.0f;
+    sum = sum * rest + 1.0f;
+#if defined(INTRINSICS) && LANES == 16
+    return (VECTOR)_mm512_scalef_ps((__m512)sum, (__m512)power);
+#else
     return sum * (VECTOR)(((INTS)shifted - (INTS)round + 127) << 23);
+#endif
 }
 
 /* Of any x: above 88.3 it stays at the largest power. */
