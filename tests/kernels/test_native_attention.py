@@ -106,6 +106,16 @@ def test_rows_that_share_blocks_get_the_bits_they_get_alone(library: ctypes.CDLL
         row += q_len
 
 
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("factor", [3, 10, 30])
+def test_scores_that_rise_from_tile_to_tile_equal_the_reference(library: ctypes.CDLL, name: str, factor: float) -> None:
+    """By less, by about and by much more than what is taken without another look at what came before."""
+    step = make_step(((1, 400), (70, 330), (3, 390)), seed=2)
+    loud = replace(step, q=step.q * factor)
+    expected = attend(ReferenceAttention(), loud, MASKS[name])
+    torch.testing.assert_close(attend(NativeAttention(), loud, MASKS[name]), expected, rtol=0, atol=4e-6 * factor)
+
+
 def test_large_scores_do_not_overflow_and_nan_stays_visible(library: ctypes.CDLL) -> None:
     step = make_step()
     loud = replace(step, q=step.q * 1000)
