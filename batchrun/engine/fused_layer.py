@@ -62,6 +62,7 @@ class FusedLayer(nn.Module):
         # Registered, so that who walks a model finds them.
         self.qkv, self.out, self.mlp = nn.ModuleList(parts.qkv), parts.out, parts.mlp
         spec = _spec(parts)
+        self._kv_layer = parts.kv_layer
         self._whole = kernels.whole(spec) if kernels.whole is not None and spec is not None else None
 
     def forward(
@@ -73,12 +74,14 @@ class FusedLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """[1, num_tokens, width]."""
-        parts, x = self.parts, hidden_states[0]
-        cos, sin = position_embeddings
+        parts, (cos, sin) = self.parts, position_embeddings
         if self._whole is not None and cache.runs_layers:
-            place, angles = (parts.layer_idx, self._whole, parts.kv_layer), (cos[0], sin[0])
-            result: Tensor = cache.run_layer(*place, x, *angles, cache.sampled if parts.is_last else None)
-            return result[None]
+            wanted = cache.sampled if parts.is_last else None
+            whole: Tensor = cache.run_layer(
+                parts.layer_idx, self._whole, self._kv_layer, hidden_states, cos, sin, wanted
+            )
+            return whole
+        x = hidden_states[0]
         q, k, v = self._states(parts.norm(x), cos[0], sin[0])
         cache.write(parts.layer_idx, k, v)
         attended: Tensor = cache.attend(parts.layer_idx, q, parts.mask).flatten(1)

@@ -177,12 +177,12 @@ class KVCache:
         layer_idx: int,
         whole: WholeLayer,
         shape: KVLayer,
-        x: Tensor,  # [num_tokens, width]
-        cos: Tensor,  # [num_tokens, turned]
-        sin: Tensor,  # [num_tokens, turned]
+        x: Tensor,  # [1, num_tokens, width]
+        cos: Tensor,  # [1, num_tokens, turned]
+        sin: Tensor,  # [1, num_tokens, turned]
         wanted: Tensor | None,  # int64 [num_wanted], tokens; None: all
     ) -> Tensor:
-        """[num_tokens, width]: the layer's result, its keys and values written and attended to on the way.
+        """[1, num_tokens, width]: the layer's result, its keys and values written and attended to on the way.
 
         What is not wanted may be zero.
         """

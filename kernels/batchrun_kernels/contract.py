@@ -120,16 +120,16 @@ class WholeLayer(Protocol):
 
     def __call__(
         self,
-        x: Tensor,  # [num_tokens, width]
-        cos: Tensor,  # [num_tokens, turned]
-        sin: Tensor,  # [num_tokens, turned]
+        x: Tensor,  # [1, num_tokens, width]
+        cos: Tensor,  # [1, num_tokens, turned]
+        sin: Tensor,  # [1, num_tokens, turned]
         pool: KVPool,
         slots: Tensor,  # int64 [num_tokens]
         copies: tuple[Tensor, Tensor],  # int64 [num_copies], source and target slots, no slot being both
         plan: Any,
         wanted: Tensor | None,  # int64 [num_wanted], tokens; None: all
     ) -> Tensor:
-        """[num_tokens, width]; keys and values are in their slots, and slots are copied before it attends.
+        """[1, num_tokens, width]; keys and values are in their slots, and slots are copied before it attends.
 
         What is not wanted may be zero.
         """

@@ -13,7 +13,7 @@ from torch.nn import functional
 from batchrun_kernels import elementwise, native
 from batchrun_kernels.contract import UnsupportedError, WholeLayer
 from batchrun_kernels.elementwise import Activation
-from batchrun_kernels.native_layer import LayerSpec, NativeLayer, Scratch
+from batchrun_kernels.native_layer import LayerSpec, NativeLayer, SharedPass
 from batchrun_kernels.packed import PackedWeight
 from batchrun_kernels.packed_int8 import Int8Weight, round_rows
 
@@ -107,7 +107,7 @@ def _native_kernels() -> LayerKernels:
     if native.find() is None:
         raise UnsupportedError("the C kernels were not built; install a C compiler with OpenMP and reinstall")
     norms = elementwise.rms_norm, elementwise.add_rms_norm
-    whole = partial(NativeLayer, scratch=Scratch())
+    whole = partial(NativeLayer, shared=SharedPass())
     return LayerKernels("c", *norms, elementwise.glu, elementwise.rope, PackedWeight.pack, packs_all=True, whole=whole)
 
 

@@ -5,6 +5,7 @@ What it computes, and in which order, is what the kernels called one by one comp
 
 import ctypes
 from dataclasses import dataclass
+from operator import is_
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from batchrun_kernels import native
 from batchrun_kernels.contract import KVPool, Mask
 from batchrun_kernels.elementwise import Activation
-from batchrun_kernels.native_attention import NativePlan, is_half
+from batchrun_kernels.native_attention import Narrowed, NativePlan, is_half
 from batchrun_kernels.packed import PANEL, PackedWeight
 from batchrun_kernels.packed_int8 import Int8Weight
 
@@ -132,26 +133,69 @@ class _Pass(ctypes.Structure):
     )
 
 
-class Scratch:
-    """Memory for intermediate results, which the layers of a model use one after another; it only grows."""
+class SharedPass:
+    """What the layers of a step are called with alike, and memory for their intermediate results, used by one after
+    another; it only grows."""
 
     def __init__(self) -> None:
+        self._arguments = _Pass()
+        self._given: tuple[object, ...] = ()
+        self._read: tuple[Tensor, ...] = ()  # what the arguments point to
         self._memory = torch.empty(0)
 
-    def of(self, num_floats: int) -> Tensor:
+    def of(
+        self,
+        cos: Tensor,  # float32 [1, num_tokens, turned]
+        sin: Tensor,  # float32 [1, num_tokens, turned]
+        slots: Tensor,  # int64 [num_tokens]
+        copies: tuple[Tensor, Tensor],  # int64 [num_copies], sources and targets
+        plan: NativePlan,
+    ) -> _Pass:
+        """Filled in but for what is a layer's own; the same as last time where the very same things are given."""
+        given = (cos, sin, slots, *copies, plan)
+        if len(self._given) != len(given) or not all(map(is_, given, self._given)):
+            self._fill(cos, sin, slots, copies, plan)
+            self._given = given
+        return self._arguments
+
+    def scratch(self, num_floats: int) -> Tensor:
         """float32 [at least num_floats], not initialised."""
         if self._memory.numel() < num_floats:
             self._memory = torch.empty(num_floats)
         return self._memory
 
+    def _fill(self, cos: Tensor, sin: Tensor, slots: Tensor, copies: tuple[Tensor, Tensor], plan: NativePlan) -> None:
+        _, num_tokens, turned = cos.shape
+        assert cos.dtype == sin.dtype == torch.float32, f"{cos.dtype}, {sin.dtype}"
+        assert sin.shape == cos.shape, f"{tuple(sin.shape)}, {tuple(cos.shape)}"
+        assert turned % 2 == 0, f"{turned} numbers of a head have no halves"
+        assert len(slots) == plan.num_tokens == num_tokens, f"{len(slots)} slots, {plan.num_tokens}, {num_tokens}"
+        self._read = cos, sin, slots, sources, targets = tuple(one.contiguous() for one in (cos, sin, slots, *copies))
+        self._arguments = _Pass(
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            slots=slots.data_ptr(),
+            sources=sources.data_ptr(),
+            targets=targets.data_ptr(),
+            q_lens=plan.q_lens.data_ptr(),
+            kv_lens=plan.kv_lens.data_ptr(),
+            table=plan.block_table.data_ptr(),
+            tokens=num_tokens,
+            turned=turned,
+            copies=len(sources),
+            items=len(plan.q_lens),
+            table_width=plan.block_table.shape[1],
+            block_size=plan.block_size,
+        )
+
 
 class NativeLayer:
     """A layer with its weights, ready to be called."""
 
-    def __init__(self, spec: LayerSpec, scratch: Scratch) -> None:
+    def __init__(self, spec: LayerSpec, shared: SharedPass) -> None:
         mask = spec.mask
         self.spec = spec
-        self._scratch = scratch
+        self._shared = shared
         self._sinks = None if mask.sinks is None else mask.sinks.float().contiguous()
         self._layer = _Layer(
             norm=_norm(spec.norm),
@@ -186,65 +230,49 @@ class NativeLayer:
 
     def __call__(
         self,
-        x: Tensor,  # float32 [num_tokens, width]
-        cos: Tensor,  # float32 [num_tokens, turned]
-        sin: Tensor,  # float32 [num_tokens, turned]
+        x: Tensor,  # float32 [1, num_tokens, width]
+        cos: Tensor,  # float32 [1, num_tokens, turned]
+        sin: Tensor,  # float32 [1, num_tokens, turned]
         pool: KVPool,  # as `ColumnKeys` makes it
         slots: Tensor,  # int64 [num_tokens]
         copies: tuple[Tensor, Tensor],  # int64 [num_copies], sources and targets
         plan: NativePlan,
         wanted: Tensor | None = None,  # int64 [num_wanted], tokens; None: all
     ) -> Tensor:
-        """float32 [num_tokens, width]; the step's keys and values are in their slots, and slots are copied.
+        """float32 [1, num_tokens, width]; the step's keys and values are in their slots, and slots are copied.
 
         Before the first wanted token of an item the result is zero, and behind it right: behind their keys and values
         nothing more is computed of the other tokens.
         """
-        spec, library = self.spec, native.needed()
-        num_tokens, turned = cos.shape
-        assert x.shape == (num_tokens, spec.out.weight.num_outputs), f"{tuple(x.shape)}, {tuple(cos.shape)}"
-        assert x.dtype == cos.dtype == sin.dtype == torch.float32, f"{x.dtype}, {cos.dtype}, {sin.dtype}"
-        assert sin.shape == cos.shape, f"{tuple(sin.shape)}, {tuple(cos.shape)}"
+        spec, library, (_, num_tokens, turned) = self.spec, native.needed(), cos.shape
+        assert x.shape == (1, num_tokens, spec.out.weight.num_outputs), f"{tuple(x.shape)}, {tuple(cos.shape)}"
+        assert x.dtype == torch.float32, x.dtype
         assert turned <= spec.key_dim, f"angles {tuple(cos.shape)} for heads of {spec.key_dim}"
-        assert turned % 2 == 0, f"{turned} numbers of a head have no halves"
-        assert len(slots) == plan.num_tokens == num_tokens, f"{len(slots)} slots, {plan.num_tokens}, {num_tokens}"
-        _, kv_heads, block_size, value_dim = pool.values.shape
-        shape = (spec.num_kv_heads, plan.block_size, spec.value_dim)
-        assert (kv_heads, block_size, value_dim) == shape, pool.values.shape
-        assert pool.keys.shape[1:] == (kv_heads, spec.key_dim, block_size), pool.keys.shape
-        x, cos, sin, slots = x.contiguous(), cos.contiguous(), sin.contiguous(), slots.contiguous()
-        sources, targets = copies[0].contiguous(), copies[1].contiguous()
+        value_shape = (spec.num_kv_heads, plan.block_size, spec.value_dim)
+        assert pool.values.shape[1:] == value_shape, pool.values.shape
+        assert pool.keys.shape[1:] == (spec.num_kv_heads, spec.key_dim, plan.block_size), pool.keys.shape
+        x, y = x.contiguous(), torch.empty_like(x)
+        arguments = self._shared.of(cos, sin, slots, copies, plan)
         # Queries are apart from keys and values where those begin with a panel.
-        narrow = plan.narrowed(wanted) if wanted is not None and self._num_queries % PANEL == 0 else None
-        plan = plan if narrow is None else narrow.plan
-        y = torch.empty_like(x)
-        scratch = self._scratch.of(library.batchrun_layer_scratch(self._address, num_tokens))
-        arguments = _Pass(
-            x=x.data_ptr(),
-            y=y.data_ptr(),
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
-            slots=slots.data_ptr(),
-            wanted=None if narrow is None else narrow.tokens.data_ptr(),
-            sources=sources.data_ptr(),
-            targets=targets.data_ptr(),
-            keys=pool.keys.data_ptr(),
-            values=pool.values.data_ptr(),
-            q_lens=plan.q_lens.data_ptr(),
-            kv_lens=plan.kv_lens.data_ptr(),
-            table=plan.block_table.data_ptr(),
-            scratch=scratch.data_ptr(),
-            tokens=num_tokens,
-            num_wanted=0 if narrow is None else len(narrow.tokens),
-            turned=turned,
-            copies=len(sources),
-            items=len(plan.q_lens),
-            table_width=plan.block_table.shape[1],
-            block_size=block_size,
-            half=is_half(pool.keys, pool.values),
-        )
+        if wanted is not None and self._num_queries % PANEL == 0:
+            narrow = plan.narrowed(wanted)
+            arguments = _narrowed(arguments, narrow)
+        arguments.x, arguments.y = x.data_ptr(), y.data_ptr()
+        arguments.keys, arguments.values = pool.keys.data_ptr(), pool.values.data_ptr()
+        arguments.half = is_half(pool.keys, pool.values)
+        num_floats = library.batchrun_layer_scratch(self._address, num_tokens)
+        arguments.scratch = self._shared.scratch(num_floats).data_ptr()
         library.batchrun_layer(self._address, ctypes.byref(arguments))
         return y
+
+
+def _narrowed(arguments: _Pass, narrow: Narrowed) -> _Pass:
+    """A copy for some of the tokens; it points to what `narrow` holds."""
+    copy = _Pass.from_buffer_copy(arguments)
+    copy.wanted, copy.num_wanted = narrow.tokens.data_ptr(), len(narrow.tokens)
+    copy.q_lens, copy.kv_lens = narrow.plan.q_lens.data_ptr(), narrow.plan.kv_lens.data_ptr()
+    copy.table, copy.items = narrow.plan.block_table.data_ptr(), len(narrow.plan.q_lens)
+    return copy
 
 
 def _norm(norm: LayerNorm | None) -> _Norm:

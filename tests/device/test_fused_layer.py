@@ -16,7 +16,7 @@ from batchrun.engine.model import Model
 from batchrun_kernels import native
 from batchrun_kernels.layers import layer_kernels
 from batchrun_kernels.native_attention import NativeAttention
-from batchrun_kernels.native_layer import Scratch
+from batchrun_kernels.native_layer import SharedPass
 from tests.device.family_matrix import ALL, logits_of_chunks, logits_over_blocks, make_prompts
 from tests.device.tiny_families import WIDE, make_model
 
@@ -200,14 +200,14 @@ def test_the_memory_of_a_layers_results_is_enough_and_shared(monkeypatch: pytest
     """NaN stands behind what a layer asks for, and everything else is written before it is read."""
     asked: list[int] = []
 
-    def of(self: Scratch, num_floats: int) -> Tensor:
+    def scratch(self: SharedPass, num_floats: int) -> Tensor:
         asked.append(num_floats)
         self._memory = torch.full((num_floats + 64,), math.nan)
         before.append(self._memory)
         return self._memory
 
     before: list[Tensor] = []
-    monkeypatch.setattr(Scratch, "of", of)
+    monkeypatch.setattr(SharedPass, "scratch", scratch)
     model = Model.adopt(make_model("qwen3", **WIDE), quantization="int8")
     expected_nan = [bool(one[num:].isnan().all()) for one, num in zip(before, asked, strict=True)]
     assert len(expected_nan) >= 2
