@@ -155,6 +155,35 @@ def test_a_layer_in_one_call_is_its_kernels_one_by_one_to_the_bit(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("name", native.INSTRUCTIONS)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"intermediate_size": 16},
+        {"intermediate_size": 112},
+        {"intermediate_size": 40},  # of no whole panels
+        {"intermediate_size": 48, "hidden_size": 1600},  # of more than is multiplied at once
+        {"intermediate_size": 48, "hidden_act": "gelu_pytorch_tanh"},
+    ],
+    ids=str,
+)
+def test_gates_and_ups_of_one_product_are_those_of_two_kernels_to_the_bit(
+    sizes: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = native.needed()
+    if native.limit(library, name) != name:
+        pytest.skip(f"needs a processor with {name}")
+    try:
+        model = Model.adopt(make_model("llama", **(WIDE | sizes)))
+        assert all(layer._whole is not None for layer in fused_layers(model._module))
+        whole = logits_over_blocks(model, make_prompts())
+        monkeypatch.setattr(NativeAttention, "runs_layers", False)
+        assert all(map(torch.equal, logits_over_blocks(model, make_prompts()), whole))
+    finally:
+        native.limit(library, native.INSTRUCTIONS[-1])
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("num_read", [(1, 1, 1), (0, 2, 1), (1, 0, 0), (0, 0, 0)])
 @pytest.mark.parametrize("family", [*DENSE, "mixtral", "qwen3_moe"])

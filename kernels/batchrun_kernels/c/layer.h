@@ -26,6 +26,19 @@ static void multiply(const struct weight *w, const float *x, float *y, long m, f
     batchrun_gemm_int8(x, w->panels, w->scales, w->bias, y, m, w->n, w->k, scratch);
 }
 
+/* y[m][n] = act(gates) * ups of x[m][k], which are written to `gates` [m][2n] only where that is not one product. */
+static void multiply_glu(const struct layer *l, const float *x, float *gates, float *y, long m, float *scratch)
+{
+    const struct weight *w = &l->gate_up;
+    const long n = l->down.k;
+    if (!w->scales && !w->bias && n % WIDTH == 0 && w->k <= K_PIECE) {
+        batchrun_gemm_glu(x, w->panels, y, m, n, w->k, l->is_gelu);
+        return;
+    }
+    multiply(w, x, gates, m, scratch);
+    batchrun_glu(gates, y, m, n, l->is_gelu);
+}
+
 /* Heads [tokens][heads][dim], tokens `stride` apart. */
 struct heads {
     const float *x;
@@ -95,8 +108,7 @@ static void finish(const struct layer *l, const struct pass *p, const struct row
     if (l->after_attention.weight)
         batchrun_rms_norm(y, 0, l->after_attention.weight, l->after_attention.eps, y, m, width);
     batchrun_rms_norm(rows->x, y, l->before_mlp.weight, l->before_mlp.eps, normed, m, width);
-    multiply(&l->gate_up, normed, gates, m, rest);
-    batchrun_glu(gates, gated, m, l->down.k, l->is_gelu);
+    multiply_glu(l, normed, gates, gated, m, rest);
     multiply(&l->down, gated, added, m, rest);
     if (l->after_mlp.weight)
         batchrun_rms_norm(added, 0, l->after_mlp.weight, l->after_mlp.eps, added, m, width);

@@ -292,6 +292,12 @@ void batchrun_glu(const float *gate_up, float *y, long m, long n, int is_gelu)
     CALL(glu, gate_up, y, m, n, is_gelu);
 }
 
+/* packed: n gates and as many ups, n a multiple of 16 and k at most K_PIECE. */
+void batchrun_gemm_glu(const float *x, const float *packed, float *y, long m, long n, long k, int is_gelu)
+{
+    CALL(gemm_glu, x, packed, y, m, n, k, is_gelu);
+}
+
 void batchrun_rope(const float *x, long token_stride, long head_stride, const float *cos, const float *sin, float *y,
                    long tokens, long heads, long dim, long turned)
 {
