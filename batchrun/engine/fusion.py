@@ -69,8 +69,7 @@ class Fusion:
     def pack(self, linears: list[Linear]) -> FusedLinear:
         """One module for the outputs of all `linears`, one after another; their parameters are emptied."""
         sizes = [len(linear.weight) for linear in linears]
-        weights = [linear.weight for linear in linears]
-        weight = self._kernels.pack(torch.cat(weights) if len(weights) > 1 else weights[0])
+        weight = self._kernels.pack(*(linear.weight for linear in linears))
         end = 0
         for linear, size in zip(linears, sizes, strict=True):
             begin, end = end, end + size

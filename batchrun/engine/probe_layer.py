@@ -96,7 +96,6 @@ class _Call:
 
     result: Tensor
     question: _Question
-    heard: tuple[_Heard, ...]
 
 
 def probe_layer(layer: nn.Module, known: Known, kernels: LayerKernels) -> LayerParts | None:
@@ -109,10 +108,11 @@ def probe_layer(layer: nn.Module, known: Known, kernels: LayerKernels) -> LayerP
     x = _random((1, _NUM_TOKENS, width), place, seed=0)
     # Angles must fit the heads before it can be heard how wide those are.
     for head_dim in _head_dims(layer):
-        call = _call(layer, x, head_dim)
+        with _listening(layer) as heard:
+            call = _call(layer, x, head_dim)
         if call is None:
             continue
-        for parts in _guesses(call, x, layer, known):
+        for parts in _guesses(call, heard, x, layer, known):
             if _explains(parts, layer, place, width, kernels):
                 return parts
     return None
@@ -126,22 +126,21 @@ def _head_dims(layer: nn.Module) -> list[int]:
 
 def _call(layer: Any, x: Tensor, turned: int) -> _Call | None:
     num_tokens, cache = x.shape[1], _Cache()
-    with _listening(layer) as heard:
-        try:
-            result = layer(
-                x,
-                attention_mask=None,
-                position_ids=torch.arange(num_tokens, device=x.device)[None],
-                position_embeddings=_angles(num_tokens, turned, x),
-                cache=cache,
-                use_cache=False,
-            )
-        except Exception:
-            # Whatever a module of an unknown kind raises: it is not of the kind in question.
-            return None
+    try:
+        result = layer(
+            x,
+            attention_mask=None,
+            position_ids=torch.arange(num_tokens, device=x.device)[None],
+            position_embeddings=_angles(num_tokens, turned, x),
+            cache=cache,
+            use_cache=False,
+        )
+    except Exception:
+        # Whatever a module of an unknown kind raises: it is not of the kind in question.
+        return None
     if not isinstance(result, Tensor) or result.shape != x.shape or result.dtype != x.dtype or cache.question is None:
         return None
-    return _Call(result, cache.question, tuple(heard))
+    return _Call(result, cache.question)
 
 
 @contextmanager
@@ -161,13 +160,13 @@ def _listening(layer: nn.Module) -> Iterator[list[_Heard]]:
             hook.remove()
 
 
-def _guesses(call: _Call, x: Tensor, layer: nn.Module, known: Known) -> Iterator[LayerParts]:
+def _guesses(call: _Call, heard: list[_Heard], x: Tensor, layer: nn.Module, known: Known) -> Iterator[LayerParts]:
     """Layers that may have made this call, by who was given what."""
     question, children = call.question, {id(child) for child in layer.children()}
     q, k, v = question.states
     shape = HeadShape(q.shape[1], k.shape[1], k.shape[2], v.shape[2])
-    norms = [one for one in call.heard if id(one.module) in known.norms]
-    linears = [one for one in call.heard if id(one.module) in known.linears]
+    norms = [one for one in heard if id(one.module) in known.norms]
+    linears = [one for one in heard if id(one.module) in known.linears]
     first = _given(norms, x)
     out = _given(linears, question.answer.flatten(1))
     if first is None or out is None:
@@ -178,7 +177,7 @@ def _guesses(call: _Call, x: Tensor, layer: nn.Module, known: Known) -> Iterator
     before_mlp = next((one for one in norms if one.given.shape == x.shape and equals(one.given, added)), None)
     if before_mlp is None or len(inputs) not in (1, 3):
         return
-    mlp = next((one for one in call.heard if id(one.module) in children and _same(one.given, before_mlp.result)), None)
+    mlp = next((one for one in heard if id(one.module) in children and _same(one.given, before_mlp.result)), None)
     if mlp is None:
         return
     after_mlp = _given(norms, mlp.result)

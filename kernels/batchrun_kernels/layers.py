@@ -54,6 +54,14 @@ class PlainWeight:
 
     weight: Tensor  # [num_outputs, k]
 
+    @classmethod
+    def pack(
+        cls,
+        *weights: Tensor,  # [..., k] each
+    ) -> "PlainWeight":
+        """Their outputs, one after another."""
+        return cls(torch.cat(weights) if len(weights) > 1 else weights[0])
+
     @property
     def place(self) -> Tensor:
         return self.weight.new_empty(0)
@@ -83,7 +91,7 @@ class LayerKernels:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     glu: Callable[[Tensor, Activation], Tensor]  # gates and ups [..., 2n] -> [..., n]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]  # x [num_tokens, heads, dim], cos and sin [num_tokens, dim]
-    pack: Callable[[Tensor], Weight]  # [num_outputs, k]
+    pack: Callable[..., Weight]  # of weights [..., k], their outputs one after another
     packs_all: bool
     whole: Callable[[LayerSpec], WholeLayer] | None = None
     rounds: bool = False
@@ -116,4 +124,4 @@ def triton_kernels() -> LayerKernels:
     from batchrun_kernels.triton import elementwise as on_gpu
 
     norms = on_gpu.rms_norm, on_gpu.add_rms_norm
-    return LayerKernels("triton", *norms, on_gpu.glu, on_gpu.rope, PlainWeight, packs_all=False)
+    return LayerKernels("triton", *norms, on_gpu.glu, on_gpu.rope, PlainWeight.pack, packs_all=False)

@@ -22,14 +22,24 @@ class PackedWeight:
     @classmethod
     def pack(
         cls,
-        weight: Tensor,  # float32 [num_outputs, k], on the CPU
+        *weights: Tensor,  # float32 [..., k] each, on the CPU
     ) -> "PackedWeight":
-        """A copy; the weight may be freed."""
-        assert weight.dtype == torch.float32, weight.dtype
-        assert weight.device.type == "cpu", weight.device
-        num_outputs, k = weight.shape
-        padded = pad(weight.detach(), (0, 0, 0, -num_outputs % PANEL)) if num_outputs % PANEL else weight.detach()
-        return cls(padded.reshape(-1, PANEL, k).transpose(1, 2).contiguous(), num_outputs)
+        """A copy of them, their outputs one after another; they may be freed."""
+        for weight in weights:
+            assert weight.dtype == torch.float32, weight.dtype
+            assert weight.device.type == "cpu", weight.device
+        num_outputs, k = sum(map(len, weights)), weights[0].shape[1]
+        panels = torch.empty(-(-num_outputs // PANEL), k, PANEL)
+        # Straight to their places, unless a panel has outputs of two weights.
+        if any(len(weight) % PANEL for weight in weights[:-1]):
+            weights = (torch.cat(weights),)
+        begin = 0
+        for weight in weights:
+            padded = pad(weight.detach(), (0, 0, 0, -len(weight) % PANEL)) if len(weight) % PANEL else weight.detach()
+            own = padded.reshape(-1, PANEL, k).transpose(1, 2)
+            panels[begin : begin + len(own)] = own
+            begin += len(own)
+        return cls(panels, num_outputs)
 
     @property
     def place(self) -> Tensor:

@@ -33,12 +33,13 @@ class Int8Weight:
     @classmethod
     def pack(
         cls,
-        weight: Tensor,  # float32 [num_outputs, k], on the CPU
+        *weights: Tensor,  # float32 [..., k] each, on the CPU
     ) -> "Int8Weight":
         """Rounds to the nearest of 255 steps between an output's largest number and its negative.
 
-        What `unpack` gives is packed to the same bits again.
+        The weights' outputs are one after another. What `unpack` gives is packed to the same bits again.
         """
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         assert weight.dtype == torch.float32, weight.dtype
         assert weight.device.type == "cpu", weight.device
         num_outputs, k = weight.shape
