@@ -46,7 +46,7 @@ class TorchRunner:
         self._shard = shard
         self._shards: Shards = led or shard
         # Of several ranks none has all logits' weights.
-        self._finds_likeliest = led is None and shard.finds_likeliest
+        self._is_alone = led is None
         self._eos_token_ids = eos_token_ids
         self._last: Samples | None = None
         states = shard.cache.states
@@ -136,7 +136,12 @@ class TorchRunner:
 
     def _sample(self, num_top: int | None, batch: ScheduledBatch) -> "_Chosen":
         """`num_top` likeliest tokens are told of each; None: no log-probability."""
-        if num_top is None and self._finds_likeliest and all(map(takes_likeliest, batch.sampled)):
+        if (
+            num_top is None
+            and self._is_alone
+            and self._shard.finds_likeliest
+            and all(map(takes_likeliest, batch.sampled))
+        ):
             forward = pack(batch, self.block_size, self._shard.model.place.device, last=self._last)
             return _Chosen(if_finite(*self._shard.likeliest(forward)))
         logits = self._logits(batch)

@@ -13,7 +13,7 @@ from batchrun.engine.request import SamplingParams
 from batchrun.engine.runner import TorchRunner
 from batchrun.engine.runner_options import RunnerOptions
 from batchrun.engine.sampling import takes_likeliest
-from batchrun.engine.step import Item, ScheduledBatch
+from batchrun.engine.step import NO_TOKEN, Item, ScheduledBatch
 from batchrun_kernels import native
 from tests.device.family_matrix import BLOCK, make_prompts, make_rows, run_engine
 from tests.device.steps import Blocks, make_sequence
@@ -102,3 +102,13 @@ def test_a_row_that_needs_logits_is_sampled_from_them_beside_greedy_ones() -> No
         chosen.append(runner.launch(batch).wait().tokens.tolist())
     assert chosen[0][0] == chosen[0][1] == chosen[1][0] != 7
     assert chosen[1][1] == 7
+
+
+def test_what_is_not_finite_is_no_token() -> None:
+    module = make_model("llama")
+    runner = TorchRunner.lay_out(
+        Model.adopt(module), RunnerOptions(block_size=BLOCK, kv_cache_memory=1 << 20), eos_token_ids=()
+    )
+    module.model.norm.weight.data.fill_(torch.nan)
+    batch = ScheduledBatch((Item(make_sequence(0, [5, 6, 7], [0]), 0, 3, samples=True),))
+    assert runner.launch(batch).wait().tokens.tolist() == [NO_TOKEN]

@@ -90,7 +90,7 @@ class Hungry:
 def altered(model: Model, module: Any) -> Model:
     """The model with another module that computes its logits."""
     other = copy(model)
-    other._module = module
+    other._module, other.greedy_head = module, None
     return other
 
 

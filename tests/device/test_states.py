@@ -181,7 +181,7 @@ class Failing:
 
 def altered(device: Device, fails: Any, error: Exception) -> Model:
     model = copy(device.model)
-    model._module = Failing(model._module, fails, error)
+    model._module, model.greedy_head = Failing(model._module, fails, error), None
     return model
 
 
