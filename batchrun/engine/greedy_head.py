@@ -59,9 +59,9 @@ class GreedyHead:
 
 
 @contextmanager
-def head_outputs(module: Any) -> Iterator[list[Tensor]]:
+def head_outputs(module: Any) -> Iterator[list[Any]]:
     """What the module's head gives in the block, call after call; of a module without a head, nothing."""
-    head, outputs = module.get_output_embeddings(), list[Tensor]()
+    head, outputs = module.get_output_embeddings(), list[Any]()
     if head is None:
         yield outputs
         return

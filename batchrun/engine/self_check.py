@@ -91,7 +91,7 @@ def check(
     read = [logits[_num_unread(cut) : cut] for logits, (cut, _) in alone] + [logits[cut:] for logits, (cut, _) in alone]
     _check_logits(name, torch.cat(steps), torch.cat(read), is_exact)
     needs = frozenset[Feature]().union(*(mask.features for mask in cache.masks))
-    ends_with_head = len(outputs) == len(steps) and all(map(torch.equal, outputs, [step[None] for step in steps]))
+    ends_with_head = len(outputs) == len(steps) and all(map(_is_same, outputs, steps))
     return Checked(cache.layers, needs, ends_with_head)
 
 
@@ -153,6 +153,15 @@ def _packed_logits(
         batch = replace(batch, sampled=torch.cat(is_read).nonzero()[:, 0].to(place.device))
         logits.append(run_packed(module, batch, cache, attention.plan(batch.work)))
     return logits, cache
+
+
+def _is_same(
+    output: Any,
+    logits: Tensor,  # [num_read, vocab]
+) -> bool:
+    """Whether a head has given these very logits; another type of them, for one, is a step more."""
+    is_typed = isinstance(output, Tensor) and output.dtype == logits.dtype
+    return is_typed and torch.equal(output, logits[None])
 
 
 def _num_unread(cut: int) -> int:

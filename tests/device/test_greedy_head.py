@@ -1,10 +1,12 @@
 """Likeliest tokens without logits are those of the logits, and only a head that is one product finds them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from batchrun.engine.batch import ForwardBatch, pack
 from batchrun.engine.kv_cache import KVCache
@@ -52,16 +54,17 @@ def test_only_a_head_that_is_one_product_has_them(family: str) -> None:
     assert (Model.adopt(make_model(family)).greedy_head is not None) == FAMILIES[family]
 
 
-def test_a_head_whose_output_is_changed_has_none() -> None:
+@pytest.mark.parametrize("change", [lambda logits: logits * 0.5, lambda logits: logits.double()])
+def test_a_head_whose_output_is_changed_has_none(change: Callable[[Tensor], Tensor]) -> None:
     module = make_model("llama")
     original = module.forward
 
-    def scaled(*args: Any, **named: Any) -> Any:
+    def changed(*args: Any, **named: Any) -> Any:
         output = original(*args, **named)
-        output.logits = output.logits * 0.5
+        output.logits = change(output.logits)
         return output
 
-    module.forward = scaled
+    module.forward = changed
     assert Model.adopt(module).greedy_head is None
 
 
