@@ -1,4 +1,7 @@
-"""The C matrix product beside oneDNN's prepacked one and torch's own, over the linear shapes of SmolLM2-135M."""
+"""The C matrix product beside oneDNN's prepacked one and torch's own, over the linear shapes of SmolLM2-135M.
+
+And its largest outputs alone, of the head, beside a search through all of them.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,6 +55,38 @@ def linear_cases() -> Iterator[Case]:
                 num_flops=2 * rows * k * num_outputs,
                 prepare=partial(_prepare, weights, rows, k),
             )
+
+
+def largest_cases() -> Iterator[Case]:
+    k, num_outputs = SHAPES["lm_head"]
+    weights = cache(partial(_Weights.make, k, num_outputs))
+    for rows in ROWS:
+        yield Case(
+            "largest",
+            f"lm_head {k}->{num_outputs}, {rows} rows",
+            num_bytes=4 * (k * num_outputs + rows * k),
+            num_flops=2 * rows * k * num_outputs,
+            prepare=partial(_prepare_largest, weights, rows, k),
+        )
+
+
+def _prepare_largest(weights: Callable[[], _Weights], rows: int, k: int) -> Prepared:
+    given = weights()
+    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(1))
+
+    def values(found: tuple[Tensor, Tensor]) -> Tensor:
+        return found[0]
+
+    return Prepared(
+        (
+            Way("c", lambda copy: given.ours[copy].largest(x), values),
+            Way("c, then max", lambda copy: given.ours[copy].linear(x, None).max(dim=-1), values),
+            Way("F.linear, then max", lambda copy: linear(x, given.plain[copy]).max(dim=-1), values),
+        ),
+        lambda: reference_linear(x, given.plain[0], None).amax(dim=-1),
+        _TOLERANCE,
+        len(given.plain),
+    )
 
 
 def _prepare(weights: Callable[[], _Weights], rows: int, k: int) -> Prepared:
