@@ -5,12 +5,13 @@ Subcommands are imported when they are called, so that `status` pays for nothing
 
 import gc
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -100,9 +101,24 @@ def _ending_with_its_reader() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError as error:
+        if not _is_unread(sys.stdout):
+            raise
         # What is left of it would be written at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(128 + signal.SIGPIPE) from error
+
+
+def _is_unread(stream: TextIO | None) -> bool:
+    """Whether it is a pipe that nobody reads any more."""
+    try:
+        number = -1 if stream is None else stream.fileno()
+    except OSError:  # what stands in its place is no file
+        number = -1
+    if number < 0 or not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(number, select.POLLERR)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def _no_such_option(error: click.NoSuchOption) -> str:

@@ -102,8 +102,9 @@ def summary_text(outcome: Outcome) -> str:
 def _to_run(summary: "PlanSummary", num_done: int) -> str:
     if num_done and num_done >= summary.num_rows:
         return f"nothing to run, all {summary.num_rows:,} are done"
-    done = f"{num_done:,} of {summary.num_rows:,} are done already" if num_done else ""
-    return joined(f"{summary.num_unique:,} to run", done)
+    if num_done:
+        return f"{summary.num_rows - num_done:,} of {summary.num_rows:,} to run, the others are done"
+    return f"{summary.num_unique:,} to run"
 
 
 def _wanted(summary: "PlanSummary") -> tuple[str, str]:

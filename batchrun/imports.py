@@ -59,8 +59,10 @@ def _linking_torch() -> Iterator[None]:
 
 def _link_torch() -> None:
     """As torch does it. Where that fails, torch's own import says why."""
+    if "torch" in sys.modules or sys.platform != "linux":
+        return
     spec = find_spec("torch")
-    if "torch" in sys.modules or sys.platform != "linux" or spec is None or spec.origin is None:
+    if spec is None or spec.origin is None:
         return
     folder = Path(spec.origin).parent / "lib"
     # A function that is called by ctypes gives up the interpreter's lock, ctypes.CDLL(name) does not.

@@ -20,8 +20,9 @@ from batchrun_kernels.packed import PackedWeight
 class _Keeping(nn.Module):
     """Stands for the head: keeps what it is given, and gives the first number of each row for logits."""
 
-    def __init__(self) -> None:
+    def __init__(self, head: FusedLinear) -> None:
         super().__init__()
+        self.weight = head.weight
         self.hidden = torch.empty(0)
 
     def forward(
@@ -36,26 +37,36 @@ class _Keeping(nn.Module):
 class GreedyHead:
     """The head of `module`, a transformers model that computes attention over blocks."""
 
-    def __init__(self, module: Any, weight: PackedWeight) -> None:
+    def __init__(self, module: Any, head: FusedLinear, weight: PackedWeight) -> None:
         self._module = module
+        self._head = head
         self._weight = weight
 
     @classmethod
     def find(cls, module: Any) -> "GreedyHead | None":
         """Of a module whose logits are its head's output and nothing else; None: the head is no packed weight."""
         head = module.get_output_embeddings()
-        is_packed = isinstance(head, FusedLinear) and head.bias is None and isinstance(head.packed, PackedWeight)
-        return cls(module, head.packed) if is_packed else None
+        if not isinstance(head, FusedLinear) or head.bias is not None or not isinstance(head.packed, PackedWeight):
+            return None
+        found = cls(module, head, head.packed)
+        with found._kept() as keeping:
+            is_replaced = module.get_output_embeddings() is keeping
+        return found if is_replaced else None
 
     def likeliest(self, batch: ForwardBatch, cache: KVCache, plan: Any) -> tuple[Tensor, Tensor]:
         """The largest logit, float32 [num_sampled], and its token, int64 [num_sampled]; see `run_packed`."""
-        head, keeping = self._module.get_output_embeddings(), _Keeping()
+        with self._kept() as keeping:
+            run_packed(self._module, batch, cache, plan)
+        return self._weight.largest(keeping.hidden[0])
+
+    @contextmanager
+    def _kept(self) -> Iterator[_Keeping]:
+        keeping = _Keeping(self._head)
         self._module.set_output_embeddings(keeping)
         try:
-            run_packed(self._module, batch, cache, plan)
+            yield keeping
         finally:
-            self._module.set_output_embeddings(head)
-        return self._weight.largest(keeping.hidden[0])
+            self._module.set_output_embeddings(self._head)
 
 
 @contextmanager
@@ -65,7 +76,12 @@ def head_outputs(module: Any) -> Iterator[list[Any]]:
     if head is None:
         yield outputs
         return
-    hook = head.register_forward_hook(lambda _, __, output: outputs.append(output))
+
+    def clone(output: Any) -> Any:
+        # What writes into it later is not the head.
+        return output.clone() if isinstance(output, Tensor) else output
+
+    hook = head.register_forward_hook(lambda _, __, output: outputs.append(clone(output)))
     try:
         yield outputs
     finally:

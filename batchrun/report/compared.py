@@ -48,12 +48,13 @@ def compared(
     shares = any(run.facts.get("shares_prefixes") for run in series.runs)
     counters = total.counters
     prompts = plan["unique_prompt_tokens"] if shares else plan["prompt_tokens"]
-    peak_kv = plan["peak_kv_bytes"]
+    # Each of several computes what it shares, in steps and a pool of its own.
+    has_several = any(run.facts.get("num_workers", 1) > 1 for run in series.runs)
+    peak_kv = None if has_several else plan["peak_kv_bytes"]
     if is_copied:
         estimate = {}
-    elif any(run.facts.get("num_workers", 1) > 1 for run in series.runs):
-        # Each of them computes what it shares, in steps and a pool of its own.
-        estimate, peak_kv = {"output_tokens": estimate.get("output_tokens")}, None
+    elif has_several:
+        estimate = {"output_tokens": estimate.get("output_tokens")}
     return (
         Compared("prompt tokens computed", "tokens", None if is_copied else prompts, counters.computed_prompt_tokens),
         Compared("output tokens", "tokens", estimate.get("output_tokens"), counters.output_tokens),

@@ -181,6 +181,7 @@ class SharedPass:
             kv_lens=plan.kv_lens.data_ptr(),
             table=plan.block_table.data_ptr(),
             tokens=num_tokens,
+            num_wanted=num_tokens,
             turned=turned,
             copies=len(sources),
             items=len(plan.q_lens),

@@ -35,6 +35,18 @@ def test_a_command_that_is_a_librarys_ends_as_it_would_by_itself(ending: str, co
     assert run(program).returncode == code
 
 
+def test_another_pipe_that_is_broken_is_no_reader_of_ours() -> None:
+    ended = run(
+        "from batchrun import cli\n"
+        "def fail(self, ctx): raise BrokenPipeError('a rank has died')\n"
+        "cli.click.Group.invoke = fail\n"
+        "sys.argv = ['batchrun', 'presets']\n"
+        "cli.main()"
+    )
+    assert ended.returncode == 1
+    assert ended.stderr
+
+
 @pytest.mark.parametrize("arguments", [["presets"], ["presets", "extract"], ["--help"], ["submit", "--help"]])
 def test_a_reader_that_has_enough_ends_the_program_quietly(arguments: list[str]) -> None:
     """It ended by 1, which is that of a bug."""

@@ -113,7 +113,7 @@ def test_plan_command_prints_the_block_or_one_object(library: Library, run: Run,
 def test_rows_that_are_done_are_not_to_run_again(library: Library, run: Run, plan: Plan) -> None:
     """The plan of a complete job said that all of it was to run."""
     library.made, library.done = plan, 63
-    assert run("plan", "a", "-o", "out").stdout.startswith("rows      100 to run · 63 of 111 are done already · 4 f")
+    assert run("plan", "a", "-o", "out").stdout.startswith("rows      48 of 111 to run, the others are done · 4 f")
     assert json.loads(run("plan", "a", "-o", "out", "--json").stdout)["num_done"] == 63
     library.done = 111
     assert run("plan", "a", "-o", "out").stdout.startswith("rows      nothing to run, all 111 are done · 4 failed")

@@ -207,7 +207,9 @@ def test_nothing_more_than_keys_and_values_is_computed_of_tokens_that_are_not_re
     given: list[Tensor] = []
     module.model.norm.register_forward_pre_hook(lambda _, args: given.append(args[0][0].clone()))
     logits_of_chunks(model, make_prompts(), (1, 0, 2))
-    is_computed = [x.any(dim=-1).tolist() for x in given]
+    logits_of_chunks(model, make_prompts(), (0, 0, 0))
+    assert not any(x.any() for x in given[3:])
+    is_computed = [x.any(dim=-1).tolist() for x in given[:3]]
     assert [sum(computed) for computed in is_computed] == [3, 3, 2]
     assert [computed[-2:] for computed in is_computed] == [[True, True]] * 2 + [[False, True]]
 

@@ -38,7 +38,7 @@ static void NAME(gemm_best)(const float *x, const float *packed, float *value, i
     const long threads = omp_get_max_threads(), least = least_cells(&grid, m * n * k);
     for (long i = 0; i < threads * m; i++)
         leads[i] = (struct NAME(lead)){.value = (VECTOR){0} - INFINITY};
-#pragma omp parallel for schedule(guided, least) if (m * n * k > SMALL_WORK)
+#pragma omp parallel for schedule(monotonic : guided, least) if (m * n * k > SMALL_WORK)
     for (long i = 0; i < grid.cells; i++) {
         const struct cell cell = cell_of(&grid, i);
         NAME(lead_cell)(&a, &cell, cell.to < grid.panels ? packed + cell.to * k * WIDTH : 0,

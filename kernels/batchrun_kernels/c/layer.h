@@ -146,7 +146,7 @@ void batchrun_layer(const struct layer *l, const struct pass *p)
     const long width = l->out.n, queries = l->heads * l->key_dim;
     float *rest = p->scratch, *normed = take(&rest, p->tokens * width), *states = take(&rest, p->tokens * l->qkv.n);
     batchrun_rms_norm(p->x, 0, l->norm.weight, l->norm.eps, normed, p->tokens, width);
-    if (!p->wanted) {
+    if (p->num_wanted == p->tokens) {
         multiply(&l->qkv, normed, states, p->tokens, rest);
         write_states(l, p, states + queries, l->qkv.n, rest);
         finish(l, p, &(struct rows){p->x, states, p->cos, p->sin, p->tokens, l->qkv.n}, p->y, rest);

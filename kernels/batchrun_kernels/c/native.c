@@ -158,7 +158,7 @@ struct pass {
     float *y;               /* [tokens][width], not x; zero where it is not wanted */
     const float *cos, *sin; /* [tokens][turned] */
     const int64_t *slots;   /* [tokens] */
-    const int64_t *wanted;  /* [num_wanted] tokens, ascending: the queries of the items; null: all are */
+    const int64_t *wanted;  /* [num_wanted] tokens, ascending: the queries of the items; not read where all are */
     const int64_t *sources, *targets; /* [copies] */
     void *keys, *values;    /* the layer's pool, as `attend` reads it */
     const int32_t *q_lens, *kv_lens, *table;
