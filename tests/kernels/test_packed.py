@@ -121,3 +121,13 @@ def test_unpacks_to_the_same_bits_and_looks_rows_up(num_outputs: int) -> None:
     assert torch.equal(packed.unpack(), weight)
     ids = torch.tensor([[num_outputs - 1, 0, 5], [3, 3, 9]])
     assert torch.equal(packed.rows(ids), weight[ids])
+
+
+@pytest.mark.parametrize("sizes", [(32, 16, 16), (48, 21), (21, 16), (7, 9, 5)])
+def test_weights_packed_together_are_the_one_that_they_make(sizes: tuple[int, ...]) -> None:
+    """Also where a panel has outputs of two of them, and where one is a transposed view."""
+    weights = [make(size, 35, 0, seed)[1] for seed, size in enumerate(sizes)]
+    weights[0] = weights[0].T.contiguous().T
+    together, one = PackedWeight.pack(*weights), PackedWeight.pack(torch.cat(weights))
+    assert together.num_outputs == one.num_outputs
+    assert torch.equal(together.panels, one.panels)
