@@ -54,7 +54,9 @@ def test_only_a_head_that_is_one_product_has_them(family: str) -> None:
     assert (Model.adopt(make_model(family)).greedy_head is not None) == FAMILIES[family]
 
 
-@pytest.mark.parametrize("change", [lambda logits: logits * 0.5, lambda logits: logits.double(), lambda logits: logits.mul_(0.5)])
+@pytest.mark.parametrize(
+    "change", [lambda logits: logits * 0.5, lambda logits: logits.double(), lambda logits: logits.mul_(0.5)]
+)
 def test_a_head_whose_output_is_changed_has_none(change: Callable[[Tensor], Tensor]) -> None:
     module = make_model("llama")
     original = module.forward
