@@ -53,7 +53,7 @@ class _Package(ModuleType):
 
     @plan.setter
     def plan(self, module: ModuleType) -> None:
-        pass
+        """The function stays."""
 
 
 def __getattr__(name: str) -> Any:

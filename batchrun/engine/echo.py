@@ -83,7 +83,7 @@ class EchoRunner:
         )
 
     def wait_for_copies(self) -> None:
-        pass
+        """There are none."""
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -22,7 +22,7 @@ class _Keeping(nn.Module):
 
     def __init__(self, head: FusedLinear) -> None:
         super().__init__()
-        self.weight = head.weight
+        self.weight = head.weight  # empty: modeling code asks it for its dtype
         self.hidden = torch.empty(0)
 
     def forward(
